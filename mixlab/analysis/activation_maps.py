@@ -97,7 +97,8 @@ def activation_maps(
             _, features = next(backbone.features(pixels, layers=[layer]))
             found = kind.read(features) if isinstance(kind, MapOfFeatures) else kind(backbone, pixels, layer)
         except InputError as error:
-            raise InputError(f"{label}: {error}") from error  # of several, which
+            named = str(error) if str(error).startswith(label) else f"{label}: {error}"  # of several, which
+            raise InputError(named) from error
         maps[label] = found.float().cpu()
         components[label] = pca_maps(features.patches.float().cpu(), fit=pca_fit, threshold=pca_threshold)
         if progress is not None:

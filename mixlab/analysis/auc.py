@@ -1,46 +1,31 @@
-"""Binary-AUC of networks' activation maps, by the panels of the paper's Figure 4: scores, and what makes a difference.
+"""Binary-AUC of networks' activation maps: one of several studies, or some of them in one pass over the images."""
 
-Every score comes with the centre prior, the untrained twin, the paired differences to both and the
-centre-matched score, all with 95 % bootstrap intervals over images.
-"""
-
-import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import combinations, pairwise, product
-from typing import Any
+from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-from torch import Tensor
-
-from mixlab.analysis.comparisons import grouped
-from mixlab.analysis.map_scores import (
-    AucResult,
-    MapScorer,
-    MapScores,
-    ScoreDifference,
-    ScoreProgress,
-    ScoreRow,
-    Wanted,
-    either_sign,
-    to_measurements,
+from mixlab.analysis.auc_studies import (
+    HEAD_LAYERS,
+    HEAD_MAP,
+    REGISTER_MAP,
+    TOKEN_MAPS,
+    beside_maps,
+    by_head,
+    by_layer,
+    by_map,
+    by_model,
+    by_register_position,
+    by_registers,
+    by_size,
+    by_token,
+    by_training,
 )
+from mixlab.analysis.map_scores import AucResult, MapScorer, ScoreProgress, Wanted
 from mixlab.analysis.viewed_images import ViewedImages
 from mixlab.backbones.backbone import Backbone, Layers
 from mixlab.choices import SCORED_FIT
 from mixlab.data.given import AnyData
 from mixlab.errors import InputError, did_you_mean
 from mixlab.evaluation.target import Target, distinct_targets
-from mixlab.run import UNTRAINED, Subject
-from mixlab.run.directory import file_name
-from mixlab.run.protocols import MapProtocol
-from mixlab.statistics import Estimate, bootstrap_difference, bootstrap_mean, correlate
-
-BESIDE = ("norm", "isolation", "mixing_mean")  # maps that show another thing than similarity to the summary
-HEAD_MAP, HEAD_LAYERS = "mixing_rows", 2
-REGISTER_MAP = "register_cosine"
-TOKEN_MAPS = {"cosine": "in the middle", "front_cosine": "in front"}
 
 
 def score_maps(
@@ -87,167 +72,6 @@ def run_studies(
         yield STUDIES[name].run(targets, scorer, map_name)
 
 
-def by_model(targets: Sequence[Target], scorer: MapScorer, map_name: str | None = None) -> AucResult:
-    """Figure 4f: networks compared pairwise and, where known, with their probe accuracy.
-
-    Without a map, each network is also scored by the others that it has of BESIDE: the paper's need not suit it.
-    """
-    beside = [
-        row
-        for target in targets
-        for name in _beside(target, scorer, map_name)
-        for row in _scored("model", [target], scorer, name).rows
-    ]
-    result = replace(_scored("model", targets, scorer, map_name), beside=tuple(beside))
-    pairs = [_compare(scorer, map_name, a, b) for a, b in combinations(targets, 2)]
-    roc = {target.label: _mean_roc(scorer.scores(target, map_name)) for target in targets}
-    result = replace(result, comparisons=tuple(pairs), roc={label: rates for label, rates in roc.items() if rates})
-    probed = [row for row in result.rows if row.probe_accuracy is not None and row.scores["auc"].n]
-    if len(probed) < 3:
-        return result
-    found = correlate([row.scores["auc"].value for row in probed], [row.probe_accuracy or 0.0 for row in probed])
-    measured = to_measurements("auc_follows_probe", found, result.protocol, _group_of(probed), None)
-    return replace(result, correlations={"probe_accuracy": found}, findings=tuple(measured))
-
-
-def by_size(targets: Sequence[Target], scorer: MapScorer, map_name: str | None = None) -> AucResult:
-    """Figure 4a: in a family trained one way, each size against the next smaller, the largest against the smallest; of
-    several seeds, each against its own.
-    """
-    pairs = []
-    for group in _grouped(targets, lambda t: (t.family, t.training, t.num_registers > 0)):
-        sizes = sorted({target.num_parameters for target in group})
-        steps = list(pairwise(sizes)) + ([(sizes[0], sizes[-1])] if len(sizes) > 2 else [])
-        for (small, large), a, b in product(steps, group, group):
-            same_seed = a.seed == b.seed or None in (a.seed, b.seed)
-            if (a.num_parameters, b.num_parameters) == (large, small) and same_seed:
-                pairs.append((a, b))
-    return _compared("size", targets, pairs, scorer, map_name, needs="two sizes of one family, trained the same way")
-
-
-def by_training(targets: Sequence[Target], scorer: MapScorer, map_name: str | None = None) -> AucResult:
-    """Figure 4a, solid against dashed: the same architecture trained in different ways."""
-    pairs = []
-    for group in _grouped(targets, lambda t: (t.backbone.name, t.num_parameters)):
-        ordered = sorted(group, key=lambda target: target.training == "supervised")
-        pairs += [(a, b) for a, b in combinations(ordered, 2) if a.training != b.training]
-    return _compared("training", targets, pairs, scorer, map_name, needs="one architecture trained in two ways")
-
-
-def by_registers(targets: Sequence[Target], scorer: MapScorer, map_name: str | None = None) -> AucResult:
-    """Figure 4c: with registers against without, in one family trained one way at about one size."""
-    pairs = []
-    for group in _grouped(targets, lambda t: (t.family, t.training)):
-        for a, b in product(group, group):
-            sizes = (a.num_parameters, b.num_parameters)
-            if a.num_registers and not b.num_registers and max(sizes) < 1.25 * min(sizes):
-                pairs.append((a, b))
-    needs = "one architecture with registers and one without, of the same size and training"
-    return _compared("registers", targets, pairs, scorer, map_name, needs=needs)
-
-
-def by_head(targets: Sequence[Target], scorer: MapScorer, map_name: str | None = None) -> AucResult:
-    """Figure 4b: every head of the last two layers, by its row of the mixing matrix; the best against the worst.
-
-    Best and worst are chosen on every second image and compared on the others: choosing on the same images would find a
-    difference in pure noise.
-    """
-    map_name = map_name or HEAD_MAP
-    result = _scored("head", targets, scorer, map_name, HEAD_LAYERS)
-    comparisons, findings = [], []
-    for target in targets:
-        scores = scorer.scores(target, map_name, HEAD_LAYERS)
-        for place, layer in enumerate(scores.layers):
-            auc = either_sign(scores.raw[:, place])
-            means = auc[::2].nanmean(0)
-            best, worst = int(means.argmax()), int(means.argmin())
-            gap = bootstrap_difference(auc[1::2, best], auc[1::2, worst])
-            name = f"{target.label}, layer {layer}, head"
-            comparisons.append(ScoreDifference(f"{name} {best}", f"{name} {worst}", gap))
-            protocol = scorer.protocol(map_name, layer, None, None)
-            findings += to_measurements("best_head_over_worst", gap, protocol, target.subject, target.seed)
-    return replace(result, comparisons=tuple(comparisons), findings=tuple(findings))
-
-
-def by_register_position(targets: Sequence[Target], scorer: MapScorer, map_name: str | None = None) -> AucResult:
-    """Figure 4d: each register by its place, against probes on them; the middle third against the first and the last,
-    in the untrained twin too.
-    """
-    map_name = map_name or REGISTER_MAP
-    result = _scored("register", targets, scorer, map_name)
-    comparisons, findings, correlations = [], [], {}
-    for target in targets:
-        scores = scorer.scores(target, map_name)
-        raw = scores.raw[:, -1]  # (n, R), before normalisation, as in the paper
-        protocol = scorer.protocol(map_name, scores.layers[-1], None, None)
-        twin = scorer.twin_scores(target, map_name) if target.training != UNTRAINED else None
-        for part, gap in _middle_over_ends(raw):
-            names = (f"{target.label}, middle registers", f"{target.label}, {part} registers")
-            comparisons.append(ScoreDifference(names[0], names[1], gap))
-            metric = f"middle_registers_over_{part}"
-            findings += to_measurements(metric, gap, protocol, target.subject, target.seed)
-        for part, gap in _middle_over_ends(twin.raw[:, -1]) if twin is not None else ():
-            beside = replace(protocol, twin_seed=scorer.twin_seed(target))
-            findings += to_measurements(f"untrained_middle_over_{part}", gap, beside, target.subject, target.seed)
-        if len(target.register_accuracies) == raw.shape[1]:
-            found = correlate(raw.nanmean(0).tolist(), target.register_accuracies)
-            correlations[target.label] = found
-            findings += to_measurements("register_auc_follows_probe", found, protocol, target.subject, target.seed)
-    return replace(result, comparisons=tuple(comparisons), findings=tuple(findings), correlations=correlations)
-
-
-def by_token(targets: Sequence[Target], scorer: MapScorer, map_name: str | None = None) -> AucResult:
-    """Figure 8: the class token in the middle against its copy in front, of backbones that have both."""
-    if map_name is not None:
-        raise InputError(f"the study by token scores {' and '.join(TOKEN_MAPS)}; leave --map {map_name} out")
-    together = "+".join(TOKEN_MAPS)
-    result = _scored("token", targets, scorer, together)
-    kinds = [*TOKEN_MAPS] * len(targets)
-    rows = [
-        replace(row, protocol=replace(row.protocol, map=kind, index=None))
-        for row, kind in zip(result.rows, kinds, strict=True)
-    ]
-    comparisons, findings = [], []
-    roc: dict[str, list[float]] = {}
-    for target in targets:
-        scores = scorer.scores(target, together)
-        auc = either_sign(scores.raw[:, -1])  # (n, 2)
-        names = [f"{target.label}, class token {place}" for place in TOKEN_MAPS.values()]
-        gap = bootstrap_difference(auc[:, 0], auc[:, 1])
-        comparisons.append(ScoreDifference(names[0], names[1], gap))
-        protocol = scorer.protocol(together, scores.layers[-1], None, None)
-        findings += to_measurements("middle_token_over_front", gap, protocol, target.subject, target.seed)
-        curves = dict(zip(names, scores.roc.unbind(1), strict=True))
-        roc |= {name: rates for name, curve in curves.items() if (rates := _mean_rates(curve))}
-    return replace(result, rows=tuple(rows), roc=roc, comparisons=tuple(comparisons), findings=tuple(findings))
-
-
-def by_layer(targets: Sequence[Target], scorer: MapScorer, map_name: str | None = None) -> AucResult:
-    """Figure 4e: the raw AUC after every layer, and its rank correlation with depth."""
-    result = _scored("layer", targets, scorer, map_name, layers=None)
-    correlations = {}
-    for target in targets:
-        scores = scorer.scores(target, map_name, None)
-        means = scores.raw.nanmean(0).mean(-1).tolist()
-        if len(means) >= 3:
-            correlations[target.label] = correlate(means, scores.layers)
-    return replace(result, correlations=correlations)
-
-
-def by_map(targets: Sequence[Target], scorer: MapScorer, map_name: str | None = None) -> AucResult:
-    """Every kind of map that has one picture per image, after the last layer: how much does the choice matter?"""
-    if map_name is not None:
-        raise InputError(f"the study by map scores every kind; leave --map {map_name} out")
-    rows: list[ScoreRow] = []
-    arrays: dict[str, NDArray[np.float64]] = {}
-    for target in targets:
-        for name in scorer.single_maps(target):
-            scored = _scored("map", [target], scorer, name)
-            rows += scored.rows
-            arrays[file_name(f"{target.label}.{name}")] = scored.arrays[file_name(target.label)]
-    return replace(_result("map", targets, scorer, None), rows=tuple(rows), arrays=arrays)
-
-
 @dataclass(frozen=True)
 class Study:
     """`run` compares some networks; `asks` names the maps of one network that it needs."""
@@ -263,7 +87,7 @@ def _asks(default: str | None = None, layers: Layers = 1) -> Callable[[Target, M
 
 STUDIES = {
     "model": Study(
-        by_model, lambda target, scorer, name: [(name, 1), *((each, 1) for each in _beside(target, scorer, name))]
+        by_model, lambda target, scorer, name: [(name, 1), *((each, 1) for each in beside_maps(target, scorer, name))]
     ),
     "size": Study(by_size, _asks()),
     "training": Study(by_training, _asks()),
@@ -274,116 +98,3 @@ STUDIES = {
     "layer": Study(by_layer, _asks(layers=None)),
     "map": Study(by_map, lambda target, scorer, name: [(each, 1) for each in scorer.single_maps(target)]),
 }
-
-
-def _beside(target: Target, scorer: MapScorer, map_name: str | None) -> list[str]:
-    """Other maps than the default, if no map is asked for."""
-    return [] if map_name else scorer.single_maps(target, BESIDE)
-
-
-def _result(study: str, targets: Sequence[Target], scorer: MapScorer, map_name: str | None) -> AucResult:
-    """A study without its rows. The images must have been read."""
-    return AucResult(
-        study=study,
-        subjects=tuple(target.describe() for target in targets),
-        protocol=MapProtocol(**scorer.images.choices, map=map_name),
-        rows=(),
-        arrays={},
-        skipped=dict(scorer.images.skipped.reasons),
-        unpaired=scorer.images.source.unpaired,
-    )
-
-
-def _scored(
-    study: str, targets: Sequence[Target], scorer: MapScorer, map_name: str | None, layers: Layers = 1
-) -> AucResult:
-    rows: list[ScoreRow] = []
-    arrays: dict[str, NDArray[np.float64]] = {}
-    for target in targets:
-        scores = scorer.scores(target, map_name, layers)
-        twin = scorer.twin_scores(target, map_name, layers) if target.training != UNTRAINED else None
-        rows += _rows(target, scorer, scores, twin)
-        arrays[file_name(target.label)] = scores.raw.numpy().astype(np.float64)
-    return replace(_result(study, targets, scorer, map_name), rows=tuple(rows), arrays=arrays)
-
-
-def _rows(target: Target, scorer: MapScorer, scores: MapScores, twin: MapScores | None) -> Iterator[ScoreRow]:
-    twin_seed = None if twin is None else scorer.twin_seed(target)
-    for place, layer in enumerate(scores.layers):
-        prior = either_sign(scores.prior[:, place])
-        for index in range(scores.num_maps):
-            raw = scores.raw[:, place, index]
-            auc = either_sign(raw)
-            found = {
-                "auc": bootstrap_mean(auc),
-                "raw_auc": bootstrap_mean(raw),
-                "centre_matched_auc": bootstrap_mean(scores.matched[:, place, index]),
-                "centre_prior": bootstrap_mean(prior),
-                "above_centre_prior": bootstrap_difference(auc, prior),
-            }
-            if twin is not None:
-                twin_auc = either_sign(twin.raw[:, place, index])
-                found |= {"untrained": bootstrap_mean(twin_auc), "above_untrained": bootstrap_difference(auc, twin_auc)}
-            part = index if scores.num_maps > 1 else None
-            protocol = scorer.protocol(scores.map_name, layer, part, twin_seed)
-            yield ScoreRow(
-                subject=target.subject,
-                seed=target.seed,
-                probe_accuracy=target.probe_accuracy,
-                protocol=protocol,
-                scores=found,
-            )
-
-
-def _compared(
-    study: str,
-    targets: Sequence[Target],
-    pairs: Sequence[tuple[Target, Target]],
-    scorer: MapScorer,
-    map_name: str | None,
-    *,
-    needs: str,
-) -> AucResult:
-    """All networks scored, and the pairs compared, of which there must be one."""
-    if not pairs:
-        labels = ", ".join(target.label for target in targets)
-        raise InputError(f"the study by {study} needs {needs}; {labels} has no such pair")
-    result = _scored(study, targets, scorer, map_name)
-    return replace(result, comparisons=tuple(_compare(scorer, map_name, a, b) for a, b in pairs))
-
-
-def _compare(scorer: MapScorer, map_name: str | None, better: Target, worse: Target) -> ScoreDifference:
-    raw = (scorer.scores(target, map_name).raw[:, -1] for target in (better, worse))
-    first, second = (either_sign(scores).mean(-1) for scores in raw)  # (n,) each
-    return ScoreDifference(better.label, worse.label, bootstrap_difference(first, second))
-
-
-def _middle_over_ends(raw: Tensor) -> Iterable[tuple[str, Estimate]]:
-    """The middle third of three or more registers (n, R) minus the first and minus the last third, over images."""
-    third = raw.shape[1] // 3
-    if not third:
-        return
-    middle = raw[:, third:-third].mean(1)
-    for part, end in (("first", raw[:, :third]), ("last", raw[:, -third:])):
-        yield part, bootstrap_difference(middle, end.mean(1))
-
-
-def _mean_roc(scores: MapScores) -> list[float]:
-    """True positive rates, the mean over heads or registers and over images; empty where no image has a curve."""
-    return _mean_rates(scores.roc.mean(1))
-
-
-def _mean_rates(rates: Tensor) -> list[float]:
-    defined = rates[~rates.isnan().any(-1)]
-    return defined.mean(0).tolist() if len(defined) else []
-
-
-def _group_of(rows: Sequence[ScoreRow]) -> Subject:
-    """What several networks are as one subject: their labels, and a digest of their weights."""
-    weights = " ".join(sorted(str(row.subject.weights) for row in rows))
-    digest = hashlib.sha256(weights.encode()).hexdigest()[:16]
-    return Subject(label=", ".join(row.subject.label for row in rows), weights=digest)
-
-
-def _grouped(targets: Sequence[Target], key: Callable[[Target], Any]) -> list[list[Target]]:
-    return grouped(sorted(targets, key=lambda target: str(key(target))), key)

@@ -92,7 +92,7 @@ def summary_rows(mixing: Mixing, layout: TokenLayout, grid: Grid) -> Tensor:
     rows, columns = layout.summary_rows(num_patches), layout.patch_columns(num_patches)
     if not rows:
         raise MissingPartError(
-            "rows of a mixing matrix need a class token or registers, and this backbone has neither; "
+            "rows of a mixing matrix need a token that is the summary, which in this backbone is the mean of patches; "
             'use "pooled_cosine", "norm", "pca", "cut" or "isolation"'
         )
     chosen = torch.tensor(columns, device=mixing.values.device)

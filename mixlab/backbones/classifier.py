@@ -24,6 +24,7 @@ def timm_config(name: str, config: IsotropicConfig | StagedConfig) -> Pretrained
     return PretrainedCfg(
         architecture=name,
         input_size=(config.channels, config.image, config.image),
+        pool_size=config.pool_size,
         crop_pct=config.crop_share,
         first_conv=f"backbone.{config.first_conv}",
         classifier="head",
@@ -60,12 +61,12 @@ class IsotropicClassifier(nn.Module):
             raise InputError(f"global_pool {global_pool!r} is not one of {', '.join(map(repr, POOLS))}")
         self.num_classes = num_classes
         self.global_pool = self.global_pool if global_pool is None else global_pool
-        self.num_features = self.backbone.dim if self.global_pool == "token" else self.embed_dim
-        self.head_hidden_size = self.num_features
+        self.num_features = self.embed_dim  # of a token; a summary of registers is wider
+        self.head_hidden_size = self.backbone.dim if self.global_pool == "token" else self.embed_dim
         self.head: nn.Module = nn.Identity()
         if num_classes:
             like = self.backbone.final_norm.weight
-            self.head = linear = nn.Linear(self.num_features, num_classes, device=like.device, dtype=like.dtype)
+            self.head = linear = nn.Linear(self.head_hidden_size, num_classes, device=like.device, dtype=like.dtype)
             nn.init.trunc_normal_(linear.weight, std=0.02)
             nn.init.zeros_(linear.bias)
 

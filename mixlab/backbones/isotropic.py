@@ -98,6 +98,11 @@ class IsotropicConfig:
         return bool(self.stem_convs or self.rotary) and self.step == self.patch
 
     @property
+    def pool_size(self) -> None:
+        """None, as for timm's transformers: features are tokens, not a map."""
+        return None
+
+    @property
     def first_conv(self) -> str:
         return "embed.stem.0" if self.stem_convs else "embed.project"
 

@@ -102,6 +102,12 @@ class StagedConfig:
         return -(-self.image // self.stem_stride)
 
     @property
+    def pool_size(self) -> tuple[int, int]:
+        """The grid of the last stage."""
+        side = -(-self.position_side // 2 ** (len(self.dims) - 1))
+        return side, side
+
+    @property
     def first_conv(self) -> str:
         return "stem.first" if self.stem == "overlap" else "stem.project"
 

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 
 class StagedClassifier(IsotropicClassifier):
-    """Images (B, C, H, W) -> logits (B, K). Intermediates are the four maps as each stage leaves them."""
+    """Images (B, C, H, W) -> logits (B, K). Features are the map of the last stage (B, D, h, w), intermediates the maps
+    as each stage leaves them."""
 
     backbone: Staged
 
@@ -45,6 +46,15 @@ class StagedClassifier(IsotropicClassifier):
             self.num_classes, self.global_pool, self.head = 0, "", nn.Identity()
         return taken
 
+    def forward_features(self, images: Tensor) -> Tensor:
+        """The map of the last stage after the final norm (B, D, h, w)."""
+        tokens, grid = self.backbone.tokens(images)
+        return tokens.mT.unflatten(-1, grid)
+
+    def pool(self, tokens: Tensor) -> Tensor:
+        """Of a map (B, D, h, w)."""
+        return super().pool(tokens.flatten(2).mT) if self.global_pool else tokens
+
     def forward_intermediates(
         self,
         x: Tensor,
@@ -56,7 +66,7 @@ class StagedClassifier(IsotropicClassifier):
         intermediates_only: bool = False,
         output_dict: bool = False,
     ) -> Any:
-        """The maps of the chosen stages and, unless `intermediates_only`, the last stage run, under the final norm.
+        """The maps of the chosen stages and, unless `intermediates_only`, the last one that ran, under the final norm.
 
         `norm` is for the last stage alone, whose norm it is. There are no prefix tokens.
         """
@@ -76,7 +86,7 @@ class StagedClassifier(IsotropicClassifier):
                 maps.append(chosen.mT.unflatten(-1, grid) if output_fmt == "NCHW" else chosen)
         if intermediates_only:
             return {"image_intermediates": maps} if output_dict else maps
-        final = (
-            tokens if backbone.config.pool_first or stage is not backbone.stages[-1] else backbone.final_norm(tokens)
-        )
+        if not backbone.config.pool_first and stage is backbone.stages[-1]:
+            tokens = backbone.final_norm(tokens)
+        final = tokens.mT.unflatten(-1, grid)
         return {"image_intermediates": maps, "image_features": final} if output_dict else (final, maps)

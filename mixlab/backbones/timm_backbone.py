@@ -65,8 +65,10 @@ class TimmBackbone(Backbone):
                 "wrap it (mixlab.wrap) and say where its maps come from"
             )
         _drop_hidden_head(self.model)
-        self.dim = self.model.num_features
         self.pools_itself = not _ends_in_nothing(self.model)
+        # Some networks widen what they have pooled, MobileNetV3 among them.
+        width = getattr(self.model, "head_hidden_size", None) if self.pools_itself else None
+        self.dim = width or self.model.num_features
         self.num_layers = len(self.model.feature_info)
         self.layout = _layout(self.model)
         pixels = known_pixels(self.model, timm_name, self.fields)
@@ -106,9 +108,11 @@ class TimmBackbone(Backbone):
         self._check(images)
         if self.pools_itself:
             try:
-                return self.model(images)
+                found: Tensor = self.model(images)
             except AssertionError as error:
                 raise self._refused(images, error) from error
+            if found.ndim == 2:  # else it has no pool: tokens, or a map
+                return found
         ((_, last),) = self.features(images)
         return last.summary
 

@@ -109,7 +109,7 @@ def _entrypoint(name: str, own: IsotropicConfig | StagedConfig) -> Callable[...,
             make = IsotropicClassifier if isinstance(backbone, Isotropic) else StagedClassifier
             return make(backbone, num_classes, global_pool=global_pool, drop_rate=drop_rate)
 
-        staged = isinstance(config, StagedConfig)
+        staged, own_cfg = isinstance(config, StagedConfig), timm_config(name, config)
         quarters = sorted({max(config.depth * quarter // 4 - 1, 0) for quarter in (1, 2, 3, 4)})
         defaults = list(range(len(config.dims))) if isinstance(config, StagedConfig) else quarters
         options = {"feature_cls": feature_cls, **(feature_cfg or {})}
@@ -119,7 +119,8 @@ def _entrypoint(name: str, own: IsotropicConfig | StagedConfig) -> Callable[...,
             pretrained,
             pretrained_cfg=pretrained_cfg,
             pretrained_cfg_overlay={
-                "input_size": timm_config(name, config).input_size,
+                "input_size": own_cfg.input_size,
+                "pool_size": own_cfg.pool_size,
                 **(pretrained_cfg_overlay or {}),
             },
             # normalised: the raw stream of such a stack has no set scale; stages leave their maps as detectors expect

@@ -147,8 +147,8 @@ def create_model(
 ) -> Backbone:
     """A backbone by its name, with any field of its config replaced: `create_model("dinovim_tiny", dim=64, depth=3)`.
 
-    `weights` is a file of `save_weights`, or a released checkpoint that `load_weights` knows. `shipped/NAME` has its
-    own weights.
+    `weights` is a file of `save_weights`, or a released checkpoint that `load_weights` knows; FILE::PART or
+    `checkpoint_key` chooses among its models. `shipped/NAME` has its own weights.
     """
     if name.startswith("shipped/"):
         if weights is not None or fields:

@@ -18,11 +18,19 @@ def speed_table(results: dict[str, Tables]) -> str:
     return "\n".join(["| | mixlab | peer |", "|---|---|---|", *filter(None, lines)])
 
 
-def write_speed_table(table: str, path: Path) -> None:
-    """Put it between its two marks in a file."""
+def check_place(path: Path) -> str:
+    """The text of a file that has a place for the table."""
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is not a file; give one with the lines {BEGIN} and {END}")
     text = path.read_text(encoding="utf-8")
     if text.count(BEGIN) != 1 or text.count(END) != 1:
         raise InputError(f"{path} has no place for the table; add the lines {BEGIN} and {END}")
+    return text
+
+
+def write_speed_table(table: str, path: Path) -> None:
+    """Put it between its two marks in a file."""
+    text = check_place(path)
     before, _, rest = text.partition(BEGIN)
     path.write_text(f"{before}{BEGIN}\n{table}\n{END}{rest.partition(END)[2]}", encoding="utf-8")
 

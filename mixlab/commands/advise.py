@@ -5,7 +5,7 @@ from typing import Any
 
 from mixlab.commands.answer import Answer
 from mixlab.commands.options import Flat
-from mixlab.errors import InputError
+from mixlab.errors import InputError, check_counts
 
 
 def advise(
@@ -22,6 +22,7 @@ def advise(
     from mixlab.analysis.cost import give_advice
 
     answer.check()
+    check_counts(patch=patch, width=width)
     height, across = parse_size(image)
     advice = give_advice(height=height, width=across, patch=patch, dim=width, autoregressive=autoregressive)
     rows = [

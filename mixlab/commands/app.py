@@ -35,7 +35,7 @@ def app(
     Args:
         targets: runs, exported files, zoo models (see `mixlab models`), shipped/NAME or timm/NAME, each with an
             optional =LABEL; default: the trained networks that come with mixlab.
-        weights: NAME=FILE, a weight file for the target NAME.
+        weights: NAME=FILE, a weight file for the target NAME; FILE::PART chooses a model in it, such as teacher.
         data: images to show: shapes (drawn scenes), photo, image files, folders, or data sets with masks.
         num_samples: number of images from each source.
         image: image size in pixels; default: each model's own size, or a multiple of it up to 192.

@@ -9,7 +9,7 @@ import tyro
 from mixlab.commands.answer import Answer
 from mixlab.commands.options import Flat
 from mixlab.console import console
-from mixlab.errors import InputError, WorkError
+from mixlab.errors import InputError, WorkError, check_counts
 from mixlab.run import provenance
 
 What = Literal[
@@ -65,12 +65,15 @@ def bench(
     for name, given, goes_with in (("peer", peer, "dino"), ("figure", figure, "dense"), ("readme", readme, "all")):
         if given is not None and what not in (goes_with, "all" if name == "peer" else goes_with):
             raise InputError(f"--{name} has no effect on `mixlab bench {what}`; it is for {goes_with}")
+    if figure is not None and figure.suffix not in (".svg", ".png"):
+        raise InputError(f"--figure {figure} is neither .svg nor .png; end its name in one of them")
     threads = torch.get_num_threads()
     console.print(f"Operations run on {backend_name()}, {threads} thread{'s' * (threads != 1)}.")
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
     if what == "all":
         found = _run_all(answer, quick, peer, readme)
         return answer.emit({"benchmark": what, **found, "provenance": provenance(device=device)})
+    check_counts(files=files, entries=entries, shards=shards, megabytes=megabytes, parameters=parameters, ranks=ranks)
     sizes = {"num_files": files, "num_entries": entries, "num_shards": shards, "megabytes": megabytes,
              "millions": parameters}  # fmt: skip
     tables = run_benchmark(what, quick=quick, peer=peer, sizes=sizes, ranks=ranks)
@@ -97,10 +100,12 @@ def column_name(key: str) -> str:
 
 def _run_all(answer: Answer, quick: bool, peer: Path | None, readme: Path | None) -> dict[str, Any]:
     """Each benchmark in turn; one that fails is left out and named."""
-    from mixlab.bench.summary import PARTS, speed_table, write_speed_table
+    from mixlab.bench.summary import PARTS, check_place, speed_table, write_speed_table
 
     if quick and readme is not None:
         raise InputError("--quick measures small sizes, which do not belong in --readme; leave out one of the two")
+    if readme is not None:
+        check_place(readme)
     results: dict[str, Tables] = {}
     for part in PARTS:
         try:

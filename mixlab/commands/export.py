@@ -36,11 +36,13 @@ def export(
     """Write a backbone to one file, or to a folder for transformers.
 
     Args:
-        target: a run (finished or stopped), an exported file, a zoo model (see `mixlab models`), or timm/NAME.
+        target: a run (finished or stopped), an exported file, a zoo model (see `mixlab models`), shipped/NAME or
+            timm/NAME.
         out: the file to write; its suffix, .safetensors or .onnx, chooses the format. For transformers, a folder.
         format: safetensors (mixlab's own, with the architecture inside), onnx (needs the extra `mixlab[onnx]`), or
             transformers (a folder for AutoModel and AutoBackbone, needs `mixlab[transformers]`).
-        weights: a weight file, if TARGET is a zoo model or timm/NAME; without it the backbone is untrained.
+        weights: a weight file, if TARGET is a zoo model or timm/NAME (FILE::PART chooses a model in it, such as
+            teacher); without it the backbone is untrained.
         half: for safetensors: store matrices in 16 bits, half the size.
         image: fixed input size of an ONNX file, height x width, such as 224 or 160x256; default: any multiple of the
             backbone's stride, if it can be traced that way. The batch size is always free.

@@ -28,7 +28,9 @@ def knn(
     from mixlab.training.distributed import once_per_machine
 
     check_counts(image=settings.image, batch=batch, num_train=settings.num_train, num_val=settings.num_val)
-    check_counts(k=min(settings.k, default=None))
+    if not settings.k:
+        raise InputError("--k has no number; give one or more, such as 20")
+    check_counts(k=min(settings.k))
     if settings.strategy == OUTPUT and settings.blocks != 1:
         raise InputError(
             f"--blocks {settings.blocks} has no effect on the backbone's output; add --strategy, such as cls"
@@ -36,12 +38,12 @@ def knn(
     answer.check()
     directory = on.open_run()
     features = directory.path / "features"
-    features.mkdir(exist_ok=True)
     with (
         evaluation_machine(on.device, workers=on.workers, batch=batch, features=features) as machine,
         ExitStack() as stack,
     ):
         if machine.world.is_first:
+            features.mkdir(parents=True, exist_ok=True)
             stack.enter_context(RunLock(features))
         splits = once_per_machine(machine.world, on.splits)
         for note in (*splits.notes(), *seen_labels(on.target, splits)):

@@ -35,7 +35,8 @@ class OneTarget:
     """a run, an exported file, a zoo model (see `mixlab models`), shipped/NAME or timm/NAME; TARGET=LABEL sets the
     label in tables."""
     _: KW_ONLY
-    weights: str | None = None  # a weight file, if TARGET is a zoo model or timm/NAME.
+    weights: str | None = None
+    """a weight file, if TARGET is a zoo model or timm/NAME; FILE::PART chooses a model in it, such as teacher."""
     training: str | None = None  # how the target was trained (dino, supervised, ...), if its run does not record it.
     device: Device = "auto"
     run: Path | None = None  # directory for results; default: the target if it is a run, else runs/look.
@@ -80,7 +81,8 @@ class SeveralTargets:
     image: int | None = None
     """image size in pixels; default: the first backbone's own size (`rank`: each backbone's own)."""
     weights: tuple[str, ...] = ()
-    """NAME=FILE, a weight file for the target NAME; with one target, FILE is enough."""
+    """NAME=FILE, a weight file for the target NAME; with one target, FILE is enough. FILE::PART chooses a model in it,
+    such as teacher."""
     training: tuple[str, ...] = ()
     """LABEL=KIND, how a target was trained (dino, supervised, dinov2, ...), if its run does not record it."""
     device: Device = "auto"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,11 +59,14 @@ def progress_bar(description: str, total: int) -> Iterator[Any]:
 def evaluation_machine(
     device: str | None, *, workers: int | None, batch: int = 256, features: Path | None = None
 ) -> Iterator[Machine]:
-    """This process, or all that torchrun started; the first rank shows bars and notes."""
+    """This process, or all that torchrun started; the first rank shows bars and notes. `features` is a folder of a run,
+    which is removed if nothing was written."""
     from mixlab.evaluation.machine import Machine, no_bar
     from mixlab.training.distributed import join_world, num_workers
 
-    with join_world(device) as world:
+    with join_world(device) as world, ExitStack() as stack:
+        if features is not None and world.is_first:
+            stack.enter_context(RunDirectory(features.parent).kept_if_used())
 
         def say(text: str) -> None:
             if world.is_first:
@@ -84,21 +87,23 @@ def print_left_out(images: ViewedImages) -> None:
 
 
 def open_run(run: Path | None, targets: Sequence[str]) -> RunDirectory:
-    """The directory for results: --run, else the target if it is the only one and a run, else runs/look."""
+    """The directory for results: --run, else the target if it is the only one and a run, else runs/look.
+
+    It is checked, and created with the first result: a command that is refused leaves no empty folder.
+    """
     from mixlab.evaluation.target import split_target
 
     names = [split_target(text)[0] for text in targets]
     if run is None and len(names) == 1 and Path(names[0]).is_dir():
         run = RunDirectory.open(names[0]).path  # nothing is written into a folder that is no run
     place = run or DEFAULT_RUN
-    try:
-        directory = RunDirectory.create(place)
-    except OSError as error:
-        raise OSError(f"cannot write to {place} ({error.strerror or error}); choose another --run") from error
-    folders = (place, place / "results", place / "figures")
+    nearest = next(each for each in (place, *place.absolute().parents) if os.path.lexists(each))
+    if not nearest.is_dir():
+        raise NotADirectoryError(f"cannot write to {place} ({nearest} is not a directory); choose another --run")
+    folders = (nearest, place / "results", place / "figures")
     if not all(os.access(folder, os.W_OK) for folder in folders if folder.is_dir()):
         raise PermissionError(f"{place} is not writable; choose another --run")
-    return directory
+    return RunDirectory(place)
 
 
 def percent(value: float | None) -> float | None:

@@ -39,8 +39,10 @@ def probe(
     if settings.heads != "grid" and settings.blocks and settings.strategies:
         raise InputError(f"--heads {settings.heads} has no effect beside --blocks and --strategies; leave it out")
     if name in TAKEN or not re.fullmatch(r"\w[\w.-]*", name):
-        raise InputError(f"--name {name!r} cannot name a folder of the run; use letters and digits, and not {TAKEN[0]}")
-    counts = {part: getattr(settings, part) for part in ("image", "batch", "num_train", "num_val")}
+        raise InputError(
+            f"--name {name!r} cannot name a folder of the run; use letters and digits, and none of {', '.join(TAKEN)}"
+        )
+    counts = {part: getattr(settings, part) for part in ("image", "batch", "epochs", "num_train", "num_val")}
     check_counts(**counts)
     answer.check()
     directory = on.open_run()

@@ -11,6 +11,7 @@ from mixlab.commands.output import warn
 from mixlab.console import console
 from mixlab.errors import InputError
 from mixlab.run import UNTRAINED, find_runs, provenance
+from mixlab.run.archive import PUBLISHED_RUNS
 from mixlab.run.disk import in_units
 
 
@@ -39,14 +40,30 @@ def report(
         raise InputError("no run given; name the directory of a run, such as demo")
     if out.suffix not in (".html", ".md"):
         raise InputError(f"--out {out} is neither .html nor .md; end its name in one of them")
+    if title is not None and out.suffix == ".md":
+        raise InputError(f"--title has no effect on {out}: the tables alone have no heading of their own; leave it out")
+    if not out.parent.is_dir():
+        raise FileNotFoundError(f"the folder {out.parent} of --out does not exist; create it, or change --out")
     if not force:
         check_page(out)
+    runs = _with_results(runs)
     if measure:
         measure_costs(runs)
     page = write_report(runs, out, title=title, force=force)
     size = page.stat().st_size
     answer.line(f"{page}, {in_units(size)}{': open it in any browser' if out.suffix == '.html' else ''}")
     return answer.emit({"page": str(page), "bytes": size, "runs": [str(run) for run in runs]})
+
+
+def _with_results(places: list[Path]) -> list[Path]:
+    """Of several places, folders without a run, such as one whose first command was killed, are named and left out."""
+    folders = (place for place in places if place.is_dir() and not (place / PUBLISHED_RUNS).is_file())
+    without = [folder for folder in folders if not find_runs([folder])]
+    if len(without) == len(places):
+        return places  # of which `write_report` says what is missing
+    for place in without:
+        warn(f"{place} is left out: it has neither config.json nor results/")
+    return [place for place in places if place not in without]
 
 
 def measure_costs(places: list[Path]) -> None:

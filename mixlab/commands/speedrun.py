@@ -104,7 +104,7 @@ def _train_and_score(
     override(recipe_for(run, recipe), given.set)  # a wrong name leaves no run behind
     target = LabelledTarget(str(run), data=source, device=device, workers=workers)
     with redirect_stdout(sys.stderr):  # the answers of these commands are notes here
-        with noting_time(run / SECONDS, "training"):
+        with RunDirectory(run).kept_if_used(notes=[SECONDS]), noting_time(run / SECONDS, "training"):
             start_training(given, Answer(), command="pretrain")
             shrink_file(run / "weights.safetensors", bits=16)  # what is scored is what is kept
         with noting_time(run / SECONDS, "scoring"):

@@ -9,7 +9,7 @@ import tyro
 
 from mixlab.commands.answer import Answer
 from mixlab.commands.options import Device, Flat
-from mixlab.errors import InputError, did_you_mean
+from mixlab.errors import InputError, check_counts, did_you_mean
 
 STUDIES = ("miniature", "small")
 
@@ -34,12 +34,13 @@ def study(
 
     miniature: five families with DINO and with labels, learning rates tuned alike; kNN, probes, Binary-AUC, sizes,
     registers, causal mixing, segmentation, cost, ranks, the ledger (verdicts on the papers' claims) and a report. About
-    half an hour on one H200 for any number of images, in parts of at most ten minutes: tune 2.5, dino 9, supervised 3,
-    sizes 5, mambaout 3, registers 2.5, cost 1, ranks 2, ledger 1.
+    half an hour on one H200 for any number of images, in parts of at most ten minutes.
 
     small: the same families at 160 px, with about 5.5 and 22 million parameters. Each network is timed (`mixlab
-    speedrun`) and measured in its own parts; the ablations of the speedrun are included. `--list` lists the parts and
-    their minutes. You can move the directory to another machine between parts and continue there.
+    speedrun`) and measured in its own parts; the ablations of the speedrun are included. You can move the directory
+    to another machine between parts and continue there.
+
+    `--list` lists the parts and their minutes.
 
     Args:
         name: name of the study: miniature or small.
@@ -60,8 +61,7 @@ def study(
     if name not in STUDIES:
         raise InputError(f"there is no study {name!r}; choose {', '.join(STUDIES)}")
     answer.check()
-    if seeds < 1 or (at_once is not None and at_once < 1):
-        raise InputError(f"--seeds {seeds} and --at-once {at_once} must be at least 1")
+    check_counts(seeds=seeds, at_once=at_once)
     from mixlab.studies.miniature.parts import MINIATURE
     from mixlab.studies.publishing import publish_study
     from mixlab.studies.small.parts import small_study

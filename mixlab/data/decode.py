@@ -142,7 +142,7 @@ def _jpeg_pixels(content: bytes, image: Image.Image) -> NDArray[np.uint8] | None
     """A JPEG's pixels, (H, W, 3), from torchvision, 1.1 to 1.3 times as fast as Pillow; None where that should decide.
 
     The same bits: both use libjpeg-turbo with the same settings. Whatever torchvision refuses is left to Pillow; what
-    Pillow refuses, torchvision refused too in 20,000 attempts (`test_decode.py`).
+    Pillow opens and then refuses, torchvision refused too in 20,000 attempts (`test_decode.py`).
     """
     decode_jpeg = _torchvision_decoder()
     if decode_jpeg is None or image.format != "JPEG" or image.mode not in ("RGB", "L"):

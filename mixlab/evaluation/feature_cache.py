@@ -86,6 +86,8 @@ def extract_features(
         with machine.bar(f"features of {name}", cache.num_images(cache.own_shards(machine))) as step:
             table = cache.fill(machine, step)
     if not len(table):
+        from_all(None)  # until every rank has seen that there is nothing to keep
+        only_first(lambda: shutil.rmtree(cache.folder, ignore_errors=True))
         named = few((f"{path} ({why})" for path, why in table.unreadable.items()), 1)
         raise InputError(f"none of the {len(source)} images of {name} can be read, such as {named}; repair them")
     return table
@@ -117,11 +119,8 @@ class FeatureCache:
         self, folder: Path, extraction: Extraction, *, backbone: Backbone, source: ImageSource, name: str
     ) -> None:
         self.extraction, self.backbone, self.source = extraction, backbone, source
-        about = extraction.about(backbone, source, name)
-        self.folder = folder / checksum_of(about)[:16]
-        self.folder.mkdir(parents=True, exist_ok=True)
-        if not (self.folder / "about.json").is_file():
-            write_json(self.folder / "about.json", about)
+        self.about = extraction.about(backbone, source, name)
+        self.folder = folder / checksum_of(self.about)[:16]
         self.num_shards = -(-len(source) // SHARD)
 
     def fill(self, machine: Machine, progress: Callable[[int], None] = lambda count: None) -> FeatureTable:
@@ -207,6 +206,9 @@ class FeatureCache:
         values = torch.cat(features).numpy() if features else np.zeros((0, plan.width), dtype=self.extraction.stored)
         numbers = np.concatenate(rows) if rows else np.zeros((0, 2), dtype=np.int64)
         files = self._files(number)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if not (self.folder / "about.json").is_file():
+            write_json(self.folder / "about.json", self.about)
         for file, array in zip(files, (values, numbers), strict=False):
             write_atomically(file, lambda handle, array=array: np.save(handle, array, allow_pickle=False))
         about = {"features": sha256_of(files[0]), "rows": sha256_of(files[1]), "unreadable": unreadable}

@@ -20,6 +20,7 @@ from mixlab.backbones.backbone import Backbone, FeatureSource, check_source
 from mixlab.backbones.tokens import Features
 from mixlab.choices import OUTPUT
 from mixlab.errors import InputError
+from mixlab.ops.precision import at_least_float32
 
 STRATEGIES = ("cls", "mean", "max", "cls+mean", "cls+max")  # Dino-Mamba, Table 6; cls is the summary token or tokens
 REGISTERS = "registers"  # each register by itself
@@ -72,7 +73,7 @@ class FeaturePlan:
     def extract(self, backbone: Backbone, images: Tensor) -> Tensor:
         """Images as the backbone takes them (B, 3, H, W) -> features (B, F)."""
         found = _pooled(backbone, images, {pool: len(widths) for pool, widths in self.pools}, self.source)
-        return torch.cat([part.float() for pool, _ in self.pools for part in found[pool]], dim=1)
+        return torch.cat([at_least_float32(part) for pool, _ in self.pools for part in found[pool]], dim=1)
 
     def take(self, features: Tensor, head: HeadInput) -> Tensor:
         """What a head reads of features (B, F)."""

@@ -22,7 +22,7 @@ from mixlab.evaluation.target import Target, as_target
 from mixlab.run import Measurement, Subject
 from mixlab.run.protocols import KnnProtocol
 from mixlab.training.distributed import from_all
-from mixlab.training.knn import fitting_ks, knn_correct
+from mixlab.training.knn import check_temperature, fitting_ks, knn_correct
 
 
 @dataclass(frozen=True)
@@ -84,6 +84,7 @@ def evaluate_knn(
     `data` is labelled images: a name as for `--data`, a `Source`, a data set of (image, label), a mapping of "train"
     and "val", or `labelled_splits` of these.
     """
+    check_temperature(settings.temperature)
     found, splits = as_target(target), labelled_splits(data)
     backbone, cut = found.backbone, settings.cut(splits)
     machine = machine or Machine.of(backbone)

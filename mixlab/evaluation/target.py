@@ -18,7 +18,7 @@ from torch import nn
 
 from mixlab.backbones.backbone import Backbone
 from mixlab.backbones.weights import build_architecture, model_from_file
-from mixlab.backbones.weights.reading import read_epoch
+from mixlab.backbones.weights.reading import read_epoch, split_part
 from mixlab.backbones.zoo import SHIPPED, SHIPPED_TRAINING, create_model
 from mixlab.choices import NO_TARGET
 from mixlab.data.decode import SUFFIXES
@@ -128,8 +128,9 @@ def load_target(
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)  # as an untrained twin is
             backbone, origin = create_model(name, weights=weights), weights
-        if weights and training == "dino" and Path(weights).is_file():
-            known["published"] = read_epoch(weights) == pretraining_epochs(name)
+        file, part = split_part(weights or "")
+        if training == "dino" and file.is_file() and part in (None, "teacher"):
+            known["published"] = read_epoch(file) == pretraining_epochs(name)
     if origin is None and training not in (None, UNTRAINED):
         raise InputError(
             f"--training {training} is given for {name}, which has no weights and is untrained; add --weights FILE"
@@ -289,7 +290,7 @@ def _name_and_file(text: str, names: Collection[str], labels: Collection[str]) -
     name, equals, file = text.partition("=")
     if name in {*names, *labels} and file:
         return name, file
-    if len(labels) == 1 and (not equals or Path(text).exists()):
+    if len(labels) == 1 and (not equals or split_part(text)[0].exists()):
         return next(iter(labels)), text
     if not equals:
         first = next(iter(names))

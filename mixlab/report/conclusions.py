@@ -4,16 +4,17 @@ None is written by hand, and none says more than its numbers: an order is that o
 differs significantly from an untrained twin.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from mixlab.analysis.comparisons import Network, grouped, is_final_layer
+from mixlab.analysis.comparisons import Network, grouped, is_final_layer, over_seeds
 from mixlab.choices import SHOWN_MAP
 from mixlab.data.source_names import is_drawn
 from mixlab.report.findings import Findings, Record
 from mixlab.report.models import Cell, Column, Row, Table
 from mixlab.run import UNTRAINED, Measurement
-from mixlab.statistics import Significance, significance
+from mixlab.statistics import Significance, mean_over_seeds
 
 NUM_SENTENCES = 3
 ACCURACY_TITLES = ("linear probe", "kNN", "own classifier")
@@ -66,14 +67,18 @@ def _accuracy(table: Table) -> Iterator[Sentence]:
 
 
 def _best(table: Table, titles: Sequence[str]) -> Iterator[Sentence]:
-    """The highest and the lowest of the first column that has any."""
+    """The highest and the lowest of the first column that has any, of networks trained in the way that most were."""
     for column in (column for title in titles for column in table.scores if column.title == title):
-        ordered = sorted(_rows(table, column), key=lambda pair: pair[1].value)
-        if not ordered:
+        rows = sorted(_rows(table, column), key=lambda pair: pair[1].value)
+        if not rows:
             continue
+        trainings = Counter(row.network.training for row, _ in rows)
+        usual = max(trainings, key=lambda training: trainings[training])
+        ordered = [(row, cell) for row, cell in rows if row.network.training == usual]
         (low, lowest), (high, highest) = ordered[0], ordered[-1]
         name = f"{column.title[0].upper()}{column.title[1:]}" if column.title[1].islower() else column.title  # not kNN
-        parts = [Part(f"{name} on {_data(column.data)}: ")]
+        after = f" after {usual}" if len(trainings) > 1 else ""
+        parts = [Part(f"{name} on {_data(column.data)}{after}: ")]
         if len(ordered) == 1:
             yield [*parts, Part(_shown(highest, column), highest.record), Part(f" for {high.label}.")]
         elif _shown(highest, column) == _shown(lowest, column):
@@ -113,20 +118,26 @@ def _maps(table: Table, findings: Findings) -> Iterator[Sentence]:
 
 
 def _shown_maps(findings: Findings) -> Iterator[Sentence]:
-    """The same of the map that pictures show, on the images that most networks were scored on."""
+    """The same of the map that pictures show, on the images that most networks were scored on; seeds as one."""
     scored = [m for m in findings.measurements.values() if m["map"] == SHOWN_MAP and m["index"] is None]
     scored = [m for m in scored if is_final_layer(m) and m.subject.training != UNTRAINED]
-    groups = grouped((m for m in scored if m.metric == "binary_auc"), _images)
-    if not groups:
+    groups = over_seeds(scored)
+    images = grouped((group for group in groups if group[0].metric == "binary_auc"), lambda group: _images(group[0]))
+    if not images:
         return
-    group = max(groups, key=len)
-    best = max(group, key=lambda m: m.value)
-    same = [m for m in scored if (m.subject, m.seed, _images(m)) == (best.subject, best.seed, _images(best))]
-    found = {m.metric: m for m in same}
-    shown = {name: Part(f"{m.value:.3f}", findings.record_of.get(m.identity)) for name, m in found.items()}
-    highest = " score highest" if len(group) > 1 else ""
-    about = f"Maps of {best.subject.label}{highest} on {_data(best['data'])}: Binary-AUC of {SHOWN_MAP} "
-    gap = significance(found["above_untrained"]) if "above_untrained" in found else Significance.UNKNOWN
+    ranked = max(images, key=len)
+    best = max(ranked, key=_mean)[0]
+    same = [g for g in groups if (Network.of(g[0]), _images(g[0])) == (Network.of(best), _images(best))]
+    found = {group[0].metric: group for group in same}
+    shown = {
+        name: Part(f"{_mean(group):.3f}", findings.record_of.get(group[0].identity)) for name, group in found.items()
+    }
+    highest = " score highest" if len(ranked) > 1 else ""
+    num = len(found["binary_auc"])
+    label = best.subject.label if num == 1 else f"{Network.of(best).name} ({num} seeds)"
+    about = f"Maps of {label}{highest} on {_data(best['data'])}: Binary-AUC of {SHOWN_MAP} "
+    paired = found.get("above_untrained")
+    gap = Significance.UNKNOWN if paired is None else mean_over_seeds(paired).significance
     yield _with_baselines([Part(about), shown["binary_auc"]], shown.get("untrained"), gap, shown.get("centre_prior"))
 
 
@@ -186,6 +197,10 @@ def _exhibits(findings: Findings) -> Iterator[Sentence]:
         for row in about["rows"][:1]:
             cells = [f"{name} {cell}" for name, cell in zip(about["columns"][1:], row[1:], strict=False)][:3]
             yield [Part(f"{about['title']}, {row[0] if row else ''}: "), Part(", ".join(cells), record), Part(".")]
+
+
+def _mean(group: Sequence[Measurement]) -> float:
+    return sum(m.value for m in group) / len(group)
 
 
 def _rows(table: Table, column: Column) -> list[tuple[Row, Cell]]:

@@ -141,6 +141,8 @@ FORMS: dict[str, dict[str, Rule]] = {
         **{f"claims.*.{name}": TEXT for name in ("statement", "paper", "place", "kind", "status", "measured")},
         "claims.*.scale~": TEXT,
         "claims.*.note?": TEXT,
+        "claims.*.alone?": OBJECT,
+        "claims.*.alone?.%": TEXT,
     },
     "cost": {"subject.label": TEXT, "subject.model?": TEXT, "subject.training?": TEXT, "macs": NUMBER},
     "reproduce": {
@@ -179,6 +181,15 @@ FORMS: dict[str, dict[str, Rule]] = {
         "minutes.%": NUMBER,
         "total_minutes": NUMBER,
         "provenance.command": TEXT,
+    },
+    "speedrun": {
+        **dict.fromkeys(("method", "recipe", "timed_on"), TEXT),
+        **dict.fromkeys(("seconds.training", "seconds.all_in"), NUMBER),
+        **dict.fromkeys(("steps", "images_seen"), COUNT),
+        "seed": WHOLE,
+        "shares_gpu?": FLAG,
+        "sessions": ITEMS,
+        "sessions.*.commit~": TEXT,
     },
     "tuning": {
         "chosen": OBJECT,

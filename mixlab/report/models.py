@@ -1,10 +1,11 @@
 """The table of models: one row per model, with its measurements, their protocols, and the gain by training.
 
-A column holds measurements of one protocol alone, the one that most networks were measured with. Measurements by any
-other protocol stand in a table of their own, each with what is different.
+A column holds measurements of one data set and one protocol alone, the one that most networks were measured with; what
+was made for images of another size has columns of its own. Measurements by any other protocol stand in a table of their
+own, each with what is different.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,6 +15,7 @@ from mixlab.analysis.comparisons import (
     Group,
     Network,
     comparable,
+    grouped,
     is_final_layer,
     is_headline,
     learnt_features,
@@ -31,7 +33,8 @@ from mixlab.statistics import Estimate, mean_interval
 GAINS = {"knn_top1": "kNN", "probe_top1": "linear probe", "binary_auc": "Binary-AUC"}
 NOT_SHARED = ("source", "layer", "layers", "map", "change", "tokens")  # follow from the network, or stand in the title
 NO_SCORES = ("images_per_s", "off_diagonal_rank")
-_IN_KEY = {"kind", "data", "val_data", "image", *NOT_SHARED}
+OWN_SIZE = ("image", "short_side", "long_side", "settings")  # follow from the images that a network was made for
+_IN_KEY = {"kind", "data", "val_data", *OWN_SIZE, *NOT_SHARED}
 ROBUSTNESS = ("robust_top1", "shifted_top1", "shift_top1")
 
 
@@ -55,6 +58,7 @@ class Column:
     data: str = ""
     key: str = ""  # the data, and the choices that make it another column than others of its title
     is_score: bool = True  # not a size, a speed or a rank
+    is_own_size: bool = False  # beside a column of another size of images, that of other networks
 
 
 @dataclass(frozen=True)
@@ -73,6 +77,7 @@ class Row:
     network: Network
     learnt: bool | None  # None: no twin was measured
     style: LineStyle = OTHER
+    image: int | None = None  # px, for which it was made; None where that makes no difference here
 
     @property
     def label(self) -> str:
@@ -81,6 +86,18 @@ class Row:
     @property
     def mixer(self) -> str:
         return FAMILY_NAMES.get(self.network.family, self.network.family)
+
+
+AnyColumn = Column | GainColumn
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some rows, and the columns that they have a cell in."""
+
+    rows: list[Row]
+    columns: list[AnyColumn]
+    image: int | None = None  # px, for which these networks were made, where other parts have others
 
 
 @dataclass(frozen=True)
@@ -103,19 +120,27 @@ class Table:
     def num_seeds(self, row: Row) -> int:
         return max((c.cells[row.network].num_seeds for c in self.columns if row.network in c.cells), default=1)
 
-    def rows_of(self, columns: list[Column]) -> list[Row]:
+    def rows_of(self, columns: Sequence[AnyColumn]) -> list[Row]:
         """The rows that have a cell in one of these columns; untrained twins after all others."""
         networks = dict.fromkeys(network for column in columns for network in column.cells)
         rows = [row for row in self.rows if row.network in networks]
         twins = set(networks) - {row.network for row in rows}
         return rows + [Row(network, None) for network in _in_order(twins)]
 
-    def gaining(self) -> list[Row]:
-        return [row for row in self.rows if any(row.network in column.cells for column in self.gains)]
+    def parts(self, columns: Sequence[AnyColumn]) -> list[Part]:
+        """The columns in tables: of networks made for images of one size, and of those that share a column."""
+        rows = self.rows_of(columns)
+        found = [part for own in grouped(rows, lambda row: row.image) for part in _connected(own, columns)]
+        several = len({part.rows[0].image for part in found}) > 1
+        found.sort(key=lambda part: columns.index(part.columns[0]))
+        found.sort(key=lambda part: [row.image for row in rows].index(part.rows[0].image))
+        return [replace(part, image=part.rows[0].image if several else None) for part in found]
 
     def labels(self, *, learnt: bool) -> str:
         """The models that learnt something, or those that did not."""
-        return ", ".join(row.label for row in self.rows if row.learnt is learnt)
+        known = [row for row in self.rows if row.learnt is not None]
+        found = [row.label for row in known if row.learnt is learnt]
+        return f"all {len(known)} networks" if len(found) == len(known) > 3 else ", ".join(found)
 
 
 def _of_definition(name: str) -> Callable[[Measurement], bool]:
@@ -131,7 +156,7 @@ def _is_whole_map(m: Measurement) -> bool:
     return m["index"] is None and is_final_layer(m)
 
 
-# Title, metric, unit, and which of its measurements are of the whole network.
+# Title, metric, unit, which of its measurements are of the whole network.
 COLUMNS: tuple[tuple[str, str, str, Callable[[Measurement], bool]], ...] = (
     ("images/s", "images_per_s", "", _any),
     ("own classifier", "top1", "%", _any),
@@ -156,7 +181,10 @@ def model_table(findings: Findings) -> Table:
     groups = [g for g in groups if Network.of(g[0]) not in twins or not {m.identity for m in g} <= seen]
     maker = _ColumnMaker(findings)
     for title, metric, unit, keep in COLUMNS:
-        maker.add(title, unit, [group for group in groups if group[0].metric == metric and keep(group[0])])
+        own = [group for group in groups if group[0].metric == metric and keep(group[0])]
+        kinds = grouped(own, lambda group: (_data(group[0]), group[0]["lrs"]))  # the papers' probe, and ours
+        for alike in sorted(kinds, key=lambda kind: -len({Network.of(group[0]) for group in kind})):
+            maker.add(title, unit, alike, own)
     columns, maker.columns = maker.columns, []
     for metric in ROBUSTNESS:
         own = [group for group in groups if group[0].metric == metric]
@@ -166,7 +194,7 @@ def model_table(findings: Findings) -> Table:
             maker.add(title, "%", [g for g in own if (g[0]["data"], g[0]["change"]) == (data, change)])
     measured = {network for column in (*columns, *maker.columns) for network in column.cells}
     measured |= {network for column in maker.others for network in column.cells} - twins
-    rows = _rows(_in_order(networks), gains, measured)
+    rows = _rows(_in_order(networks), gains, measured, _own_sizes(groups, columns))
     columns[:0] = _sizes(rows, groups, findings)
     return Table(rows, columns, maker.columns, maker.others, _gain_columns(gains), _averaged_networks(measurements))
 
@@ -178,11 +206,32 @@ def _twins(networks: Iterable[Network]) -> set[Network]:
     return {n for n in known if n.training == UNTRAINED and (n.name, n.architecture) in trained}
 
 
-def _rows(networks: Iterable[Network], gains: Iterable[Gain], measured: set[Network]) -> list[Row]:
+def _rows(
+    networks: Iterable[Network], gains: Iterable[Gain], measured: set[Network], images: Mapping[Network, int | None]
+) -> list[Row]:
     learnt = learnt_features(gains)
     gaining = {gain.network for gain in gains}
-    rows = [Row(network, learnt.get(network)) for network in networks]
+    rows = [Row(network, learnt.get(network), image=images.get(network)) for network in networks]
     return [row for row in rows if row.network in gaining | measured]
+
+
+def _own_sizes(groups: Iterable[Group], columns: Iterable[Column]) -> dict[Network, int | None]:
+    """The size of images that each network was made for, where some column is measured at that of each."""
+    if not any(column.is_own_size for column in columns):
+        return {}
+    return {Network.of(group[0]): group[0]["native_image"] for group in groups}
+
+
+def _connected(rows: Sequence[Row], columns: Sequence[AnyColumn]) -> list[Part]:
+    """Rows that have a column in common, together, each with its columns."""
+    parts: list[Part] = []
+    for row in rows:
+        own = [column for column in columns if row.network in column.cells]
+        joined = [part for part in parts if any(column in part.columns for column in own)]
+        parts = [part for part in parts if part not in joined]
+        every = [column for column in columns if column in own or any(column in part.columns for part in joined)]
+        parts.append(Part([*(each for part in joined for each in part.rows), row], every))
+    return parts
 
 
 def _gain_columns(gains: Iterable[Gain]) -> list[GainColumn]:
@@ -220,30 +269,36 @@ class _ColumnMaker:
     columns: list[Column] = field(default_factory=list)
     others: list[Column] = field(default_factory=list)
 
-    def add(self, title: str, unit: str, groups: list[Group]) -> None:
-        """The column of one metric; measurements by another protocol go to `others`."""
-        if not groups:
-            return
+    def add(self, title: str, unit: str, groups: list[Group], beside: Sequence[Group] = ()) -> None:
+        """The column of one metric, and one for each size of images that networks were made for; measurements by
+        another protocol go to `others`. `beside`: all of that title, from which keys tell these apart."""
         twins = _twins(Network.of(group[0]) for group in groups)
         candidates = [group for group in groups if Network.of(group[0]) not in twins]
         lead = _lead(candidates)
-        shared = {name: value for name, value in lead.protocol.choices.items() if name not in NOT_SHARED}
-        is_score = lead.metric not in NO_SCORES
-        key = _key(lead, [group[0] for group in candidates])
-        title = title if lead["map"] in DEFAULT_MAPS else f"{title} by {lead['map']}"
-        column = Column(title, unit, words(shared), {}, _data(lead), key if is_score else "", is_score)
+        leads = _leads(lead, candidates)
+        found = [(each, self._column(title, unit, each, beside or candidates)) for each in leads]
+        own = [(each, replace(column, is_own_size=len(found) > 1)) for each, column in found]
         others: dict[str, Column] = {}
         for group in sorted(groups, key=lambda group: preference(group[0])):
             network, cell = Network.of(group[0]), _cell(group, self.findings)
-            if network not in twins and network not in column.cells and _alike(group[0], lead):
-                column.cells[network] = cell
+            fitting = [column for each, column in own if _alike(group[0], each) and network not in column.cells]
+            if network not in twins and fitting:
+                fitting[0].cells[network] = cell
             else:
                 different = _different(group[0], lead)
                 different.pop("layer", None)  # the last one of each network
                 protocol = words(different) or "the same protocol"
-                others.setdefault(protocol, Column(title, unit, protocol, {})).cells[network] = cell
-        self.columns.append(column)
+                others.setdefault(protocol, replace(own[0][1], protocol=protocol, cells={})).cells[network] = cell
+        self.columns += [column for _, column in own]
         self.others += others.values()
+
+    def _column(self, title: str, unit: str, lead: Measurement, beside: Iterable[Group]) -> Column:
+        """Without its cells."""
+        shared = {name: value for name, value in lead.protocol.choices.items() if name not in NOT_SHARED}
+        is_score = lead.metric not in NO_SCORES
+        key = _key(lead, [group[0] for group in beside if group[0].subject.training != UNTRAINED]) if is_score else ""
+        title = title if lead["map"] in DEFAULT_MAPS else f"{title} by {lead['map']}"
+        return Column(title, unit, words(shared), {}, _data(lead), key, is_score)
 
 
 def style_rows(table: Table, findings: Findings) -> dict[str, LineStyle]:
@@ -284,6 +339,17 @@ def _lead(groups: list[Group]) -> Measurement:
         return (group[0]["map"] not in DEFAULT_MAPS, -len(sharing), preference(group[0]))
 
     return min(groups, key=order)[0]
+
+
+def _leads(lead: Measurement, groups: Iterable[Group]) -> list[Measurement]:
+    """One for each size of images: of networks that were measured by the same protocol, but not at that of the lead."""
+    leads = [lead]
+    for group in sorted(groups, key=lambda group: preference(group[0])):
+        own = [other[0] for other in groups if Network.of(other[0]) == Network.of(group[0])]
+        known = any(_alike(m, each) for m in own for each in leads)
+        if not known and comparable(group[0], lead, "tokens", *OWN_SIZE):
+            leads.append(group[0])
+    return leads
 
 
 def _alike(a: Measurement, b: Measurement) -> bool:

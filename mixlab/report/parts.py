@@ -7,6 +7,7 @@ from markupsafe import Markup
 
 from mixlab.analysis.claims import Status
 from mixlab.analysis.figures import OTHER, legend_key
+from mixlab.report.baselines import baseline_columns
 from mixlab.report.conclusions import conclusions
 from mixlab.report.exhibits import exhibit_part
 from mixlab.report.findings import Findings, Record
@@ -40,6 +41,7 @@ def page_parts(findings: Findings, *, pictures: bool = True) -> dict[str, Any]:
         "maps": [picture_rows(record) for record in looks],
         "matrices": sorted(matrices, key=lambda look: place_of(look["model"]["label"], styles)),
         "auc": auc_part(findings, styles),
+        "baselines": baseline_columns(findings),
         "rank": rank_part(findings, styles),
         "exhibits": exhibit_part(findings) if pictures else [],
         "claims": claims,

@@ -40,7 +40,7 @@ def _look(record: Record, findings: Findings, styles: dict[str, LineStyle]) -> d
     content, arrays = record.content, record.arrays()
     subjects = {base_label(subject["label"]): subject for subject in reversed(content["subjects"])}  # one of its seeds
     trained = [one for one in reversed(subjects.values()) if one.get("training") != UNTRAINED]
-    chosen = _of_all_families(trained or [*reversed(subjects.values())])
+    chosen = _of_all_mixers(trained or [*reversed(subjects.values())], styles)
     chosen.sort(key=lambda subject: place_of(subject["label"], styles)[0])
     models = [_model(subject, record, findings, styles) for subject in chosen]
     return {
@@ -107,8 +107,9 @@ def _image(record: Record, models: list[dict[str, Any]]) -> str:
     return photograph(image)
 
 
-def _of_all_families(subjects: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """So many that they fit beside each other: the first of each family, then others, in their order."""
-    first = {str(subject.get("family", "")): subject for subject in reversed(subjects)}
+def _of_all_mixers(subjects: list[dict[str, Any]], styles: dict[str, LineStyle]) -> list[dict[str, Any]]:
+    """So many that they fit beside each other: the first of each hue, then others, in their order."""
+    hues = {id(one): styles[one["label"]].hue if one["label"] in styles else one.get("family") for one in subjects}
+    first = {hues[id(subject)]: subject for subject in reversed(subjects)}
     kept = [*first.values(), *(subject for subject in subjects if subject not in first.values())][:MOST_MODELS]
     return [subject for subject in subjects if subject in kept]

@@ -16,14 +16,34 @@ from mixlab.run import base_label
 
 Styles = Mapping[str, LineStyle]
 STUDY_ORDER = {"model": 0, "size": 1, "training": 2, "registers": 3, "map": 4, "layer": 5, "register": 6, "head": 7}
+MOST_BY_MAP = 4  # networks in a chart of all kinds of maps
 SAME_PROTOCOL = ("data", "image", "num_images", "settings", "protocol")  # results that differ in one are drawn apart
 
 
 def auc_part(findings: Findings, styles: Styles) -> dict[str, Any] | None:
-    """One chart of each study by one protocol, whichever records it is spread over; seeds as one."""
+    """One chart of each study by one protocol, whichever records it is spread over; seeds as one. Networks made for
+    images of other sizes are drawn apart."""
+    records = sorted(findings.of("auc"), key=lambda record: STUDY_ORDER.get(record.content["study"], 9))
+    kinds = [{"image": _made_for(own[0]), **_auc_figures(own, styles)} for own in grouped(records, _made_for) if own]
+    kinds.sort(key=lambda kind: min((place_of(label, styles) for label in kind["labels"]), default=()))
+    comparisons = [
+        {"study": record.content["study"], "record": record, "images": images_of(record), **one}
+        for record in records
+        for one in record.content["comparisons"]
+    ]
+    return {"kinds": kinds, "comparisons": comparisons} if any(kind["figures"] for kind in kinds) else None
+
+
+def _made_for(record: Record) -> int | None:
+    """The size of images for which the first network of a result of Binary-AUC was made."""
+    image: int | None = next((row.get("native_image") for row in record.content["rows"]), None)
+    return image
+
+
+def _auc_figures(records: list[Record], styles: Styles) -> dict[str, Any]:
+    """The charts and tables of some records, and the labels in them."""
     shown: list[Row] = []
     labels: dict[str, None] = {}
-    records = sorted(findings.of("auc"), key=lambda record: STUDY_ORDER.get(record.content["study"], 9))
     for alike in _drawn_together(records, "study"):
         study, every = alike[0].content["study"], [row for record in alike for row in record.content["rows"]]
         rows = _first_seeds(every) if study == "head" else merge_rows(every)
@@ -39,14 +59,18 @@ def auc_part(findings: Findings, styles: Styles) -> dict[str, Any] | None:
             "seeds": 1 if study == "head" else num_seeds,
             "chart": None,
             "file": None,
+            "table": None,
         }
         shown += [about | chart for chart in _auc_charts(alike, rows, styles)]
-    comparisons = [
-        {"study": record.content["study"], "record": record, "images": images_of(record), **one}
-        for record in records
-        for one in record.content["comparisons"]
-    ]
-    return {"figures": shown, "comparisons": comparisons, "labels": [*labels]} if shown else None
+    return {"figures": shown, "labels": [*labels]}
+
+
+def _by_map(rows: list[Row]) -> dict[str, Any]:
+    """A table: a row per network, a column per kind of map; None where a network has no such map."""
+    kinds = list(dict.fromkeys(row["map"] for row in rows))
+    found = {(row["label"], row["map"]): row["auc"] for row in rows}
+    labels = dict.fromkeys(row["label"] for row in rows)
+    return {"kinds": kinds, "rows": [(label, [found.get((label, kind)) for kind in kinds]) for label in labels]}
 
 
 def images_of(record: Record) -> str:
@@ -65,10 +89,12 @@ def _first_seeds(rows: list[Row]) -> list[Row]:
 
 
 def _auc_charts(records: list[Record], rows: list[Row], styles: Styles) -> list[Row]:
-    """Title and chart, or a picture where the run has only that."""
+    """Title and chart, or a table of many networks, or a picture where the run has only that."""
     study = records[0].content["study"]
     title = {"map": "By kind of map", "head": "Heads of {}"}.get(study, f"By {study}")
     labels = dict.fromkeys(row["label"] for row in rows)
+    if study == "map" and len(labels) > MOST_BY_MAP:
+        return [{"title": title, "table": _by_map(rows)}]
     charts = figures.study_charts(study, rows, styles)
     found: list[Row] = [
         {"title": title.format(label), "chart": chart} for label, chart in zip(labels, charts, strict=False)

@@ -7,11 +7,13 @@ from mixlab.statistics import Quantity, with_interval
 
 
 def shown(cell: Cell | Quantity, unit: str) -> dict[str, str]:
-    """A number as the tables show it, and its interval."""
+    """A number as the tables show it, and its interval; of unit ± with its sign."""
     scale, suffix = _unit(cell.value) if unit == "count" else (100.0, " %") if unit == "%" else (1.0, "")
 
     def show(value: float) -> str:
         value *= scale
+        if unit == "±":
+            return f"{value:+.3f}"
         return (
             f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}" if suffix or abs(value) >= 10 else f"{value:.3f}"
         )

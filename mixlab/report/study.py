@@ -1,25 +1,62 @@
-"""The section on a study: its steps, the minutes of its parts, and the learning rates that were tried."""
+"""The section on a study: its steps, the minutes of its parts, its trainings, and the learning rates tried."""
 
 from typing import Any
 
+from mixlab.analysis.comparisons import grouped
 from mixlab.report.findings import Findings, Record
+from mixlab.run import base_label
 
 MOST_PARTS = 12  # of a study that are named one by one
 
 
 def study_part(findings: Findings) -> list[dict[str, Any]]:
-    """Each study with its minutes, and its tuning where it has one."""
+    """Each study with its minutes, its trainings where these were timed, and its tuning where it has one."""
     tunings = {record.run.path: record for record in findings.of("tuning")}
-    return [
-        {
+    found = []
+    for record in findings.of("study"):
+        timed = [each for each in findings.of("speedrun") if each.run.path.is_relative_to(record.run.path)]
+        minutes = _minutes(_by_kind(record.content["minutes"]), timed)
+        about = {
             "record": record,
             "content": record.content,
             "num_steps": sum(len(steps) for steps in record.content["steps"].values()),
-            "minutes": _by_kind(record.content["minutes"]),
+            "minutes": minutes,
+            "total_minutes": sum(minutes.values()),
+            "trainings": _trainings(timed),
             "tuning": _tuning(tunings[record.run.path]) if record.run.path in tunings else None,
         }
-        for record in findings.of("study")
-    ]
+        found.append(about)
+    return found
+
+
+def _minutes(parts: dict[str, float], timed: list[Record]) -> dict[str, float]:
+    """With the networks' own time, wherever they were trained, in place of the parts that train them."""
+    if not timed:
+        return parts
+    methods = {record.content["method"] for record in timed}
+    networks = sum(record.content["seconds"]["all_in"] for record in timed) / 60
+    return {"networks": networks} | {kind: spent for kind, spent in parts.items() if kind not in methods}
+
+
+def _trainings(timed: list[Record]) -> list[dict[str, Any]]:
+    """A row for each network: seconds are means over its seeds, and none where one of them shared its GPU."""
+    rows = []
+    for group in grouped(timed, lambda record: base_label(record.run.path.name)):
+        contents = [record.content for record in group]
+        shared = any(content.get("shares_gpu", False) for content in contents)
+        means = {name: sum(c["seconds"][name] for c in contents) / len(group) for name in ("training", "all_in")}
+        about = {
+            "label": base_label(group[0].run.path.name),
+            "records": group,
+            "recipe": contents[0]["recipe"],
+            "steps": contents[0]["steps"],
+            "images": contents[0]["images_seen"],
+            "seconds": None if shared else means,
+            "on": contents[0]["timed_on"],
+            "commits": sorted({str(each["commit"]) for content in contents for each in content["sessions"]}),
+        }
+        rows.append(about)
+    return rows
 
 
 def _by_kind(minutes: dict[str, float]) -> dict[str, float]:

@@ -12,8 +12,9 @@ import fcntl
 import json
 import os
 import re
+import shutil
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import chain, count
 from pathlib import Path
@@ -66,11 +67,17 @@ class RunDirectory:
             )
         return run
 
-    def remove_if_empty(self) -> None:
-        """Where nothing was written but a lock, which nobody holds any more."""
-        if self.path.is_dir() and {file.name for file in self.path.iterdir()} <= {".lock"}:
-            (self.path / ".lock").unlink(missing_ok=True)
-            self.path.rmdir()
+    @contextmanager
+    def kept_if_used(self, *, notes: Collection[str] = ()) -> Iterator[None]:
+        """Around work that may be refused: a directory that it creates is removed again if it stays empty. Locks, which
+        nobody holds any more, empty folders, and files with the names of `notes` do not count."""
+        is_new = not self.path.exists()
+        try:
+            yield
+        finally:
+            below = list(self.path.rglob("*")) if is_new else []
+            if is_new and all(file.is_dir() or file.name in (".lock", *notes) for file in below):
+                shutil.rmtree(self.path, ignore_errors=True)
 
     def exists(self) -> bool:
         return (self.path / "config.json").is_file() or (self.path / "results").is_dir()

@@ -228,8 +228,10 @@ class Metric(NamedTuple):
 
 
 _ANY = math.inf
-# These keep the score of every image, so that two networks can be compared on the same images.
-BY_IMAGE = ("knn_top1", "probe_top1", "top1", "robust_top1", "shifted_top1", "binary_auc")
+# These keep the score of every image, so that two networks can be compared on the same images, and maps with baselines.
+BY_IMAGE = (
+    "knn_top1", "probe_top1", "top1", "robust_top1", "shifted_top1", "binary_auc", "centre_prior", "untrained",
+)  # fmt: skip
 METRICS = {
     "knn_top1": Metric("accuracy of nearest neighbours", KnnProtocol),
     "probe_top1": Metric("accuracy of a linear probe", ProbeProtocol),

@@ -11,6 +11,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+MPS_PIPES = "CUDA_MPS_PIPE_DIRECTORY"  # where it is set, processes share a GPU
+
 
 def program_name() -> str:
     """`mixlab` also where it was started as `python -m mixlab`."""
@@ -28,6 +30,7 @@ def provenance(*, seed: int | None = None, device: str = "cpu") -> dict[str, Any
             "device": device_name(device),
             "processor": processor_name(),
             "system": platform.platform(terse=True),
+            **({"shares_gpu": True} if MPS_PIPES in os.environ else {}),
         },
         "versions": {name: _version(name) for name in ("mixlab", "torch", "timm", "numpy")},
         "commit": _commit(),

@@ -47,13 +47,19 @@ class StudyEffort:
     narrow_dim: int = 64
     num_variant_seeds: int = 1  # of registers
     probe_epochs: int = 50
-    auc_image: int = 112
+    auc_image: int | None = 112  # None: the size that the networks were made for
     num_scored: int = 1000  # images with masks, at most
     rank_image: int = 512
     rank_chunk: int = 256
     depth: int | None = None  # of every family, where not the recipe's
     scaling: tuple[int, ...] = (64, 112, 224, 448)  # px
     scaling_tokens: int = 262144  # of a batch: enough that launching kernels does not count
+
+    @property
+    def scored(self) -> tuple[str, ...]:
+        """Size and number of the images that maps are scored on, as `mixlab auc` takes them."""
+        size = () if self.auc_image is None else ("--image", str(self.auc_image))
+        return (*size, "--num-images", str(self.num_scored))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,14 +101,13 @@ def score(
     """Binary-AUC of some runs on the images with masks."""
     into = into or setting.run
     effort = setting.effort
-    size = ("--image", str(effort.auc_image), "--num-images", str(effort.num_scored))
     names = tuple(map(str, runs))
     title = into.name if len(runs) == 1 else f"{len(runs)} runs"
     return Step(
         f"auc {into.name if into != setting.run else ''} {' '.join(studies)}".replace("  ", " "),
         f"{title}: Binary-AUC by {', '.join(studies)}",
         "do the maps find the foreground? compared with a centre prior and untrained twins",
-        ("auc", *names, "--study", *studies, "--data", setting.masks, *size, "--run", str(into)),
+        ("auc", *names, "--study", *studies, "--data", setting.masks, *effort.scored, "--run", str(into)),
         into / "results" / f"auc_{studies[-1]}.json",
         here=("--device", setting.device, "--batch", "64"),
         needs=needs,

@@ -62,8 +62,8 @@ def score_run(
 
 def write_twin(run: str, out: str, seed: str) -> None:
     """The backbone of a run, or a shipped one, with fresh weights, as a run of its own."""
-    folder = RunDirectory.create(out)
-    folder.write_config({"seed": int(seed), "twin_of": Path(run).name})
     trained = create_model(run) if run in SHIPPED else model_from_file(Path(run) / "weights.safetensors")
     twin = trained.twin(int(seed))
+    folder = RunDirectory.create(out)
+    folder.write_config({"seed": int(seed), "twin_of": Path(run).name})
     save_weights(twin, folder.path / "weights.safetensors")

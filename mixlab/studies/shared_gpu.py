@@ -10,8 +10,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from mixlab.run.provenance import MPS_PIPES
+
 CONTROL = "nvidia-cuda-mps-control"
-PIPES = "CUDA_MPS_PIPE_DIRECTORY"
 PATIENCE_S = 10.0  # for the control program
 TRIAL_S = 60.0
 
@@ -22,11 +23,11 @@ def shared_gpu() -> Iterator[bool]:
 
     Nothing depends on it but speed: whatever goes wrong, processes take turns.
     """
-    if shutil.which(CONTROL) is None or PIPES in os.environ:
-        yield PIPES in os.environ
+    if shutil.which(CONTROL) is None or MPS_PIPES in os.environ:
+        yield MPS_PIPES in os.environ
         return
     place = Path(tempfile.gettempdir()) / f"mixlab-mps-{os.getuid()}"
-    ours = {PIPES: str(place), "CUDA_MPS_LOG_DIRECTORY": str(place)}
+    ours = {MPS_PIPES: str(place), "CUDA_MPS_LOG_DIRECTORY": str(place)}
     with suppress(OSError):
         place.mkdir(mode=0o700, exist_ok=True)
     running = _says("get_server_list", ours)  # left by a study that was killed

@@ -35,8 +35,7 @@ NEEDLESS = ("checkpoints", "features", "probe", "tensorboard")  # of runs that a
 
 @dataclass(frozen=True)
 class Part:
-    """`minutes` on one H200: of the miniature under MPS, ten thousand images of 112 px, 700 masks, three seeds and ten
-    processes; of others estimates."""
+    """`minutes` on one H200: of the miniature those of its published study (docs/miniature.md); of others estimates."""
 
     question: str
     steps: Callable[[Setting], Iterable[Step]]
@@ -82,6 +81,9 @@ def run_study(
     most = min(study.most_at_once, num_cores() * 2 // 3) if on_gpu else min(num_cores(), len(families))
     at_once = at_once or max(1, most)
     sizes = check_sources(data, masks)
+    if voc is not None:
+        parse_masks(voc)  # what cannot be read is refused before anything is trained
+    check_enough(sizes["num_images"], data, effort)  # and again of those that are left for training
     directory = RunDirectory.create(run)
     took: dict[str, float] = {}
     page: Path | None = None
@@ -103,10 +105,7 @@ def run_study(
             rates=_tuned(directory),
         )
         sizes |= {"num_images": len(parse_source(setting.data, split="train"))}
-        if sizes["num_images"] < effort.least_images:
-            raise InputError(
-                f"{data} has {sizes['num_images']} images for training; the study needs {effort.least_images} or more"
-            )
+        check_enough(sizes["num_images"], data, effort)
         sharing = shared_gpu() if on_gpu and at_once > 1 else contextlib.nullcontext()
         with sharing, worker_pool(at_once) as pool:
             for name in (name for name in study.parts if name in parts):
@@ -132,6 +131,11 @@ def check_sources(data: Path, masks: str) -> dict[str, int]:
     if not classes:
         console.print(f"{data} has no class folders: kNN, probes and training with labels are left out", style="yellow")
     return {"num_images": len(source), "num_classes": len(classes), "num_masks": num_masks}
+
+
+def check_enough(num_images: int, data: Path, effort: StudyEffort) -> None:
+    if num_images < effort.least_images:
+        raise InputError(f"{data} has {num_images} images for training; the study needs {effort.least_images} or more")
 
 
 def _run_part(study: Study, name: str, setting: Setting, pool: ProcessPoolExecutor, at_once: int) -> float:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from mixlab.backbones.backbone import Backbone
+from mixlab.backbones.weights.reading import split_part
 from mixlab.backbones.zoo import create_model
 from mixlab.data.crops import MultiCrop
 from mixlab.data.given import Data
@@ -120,14 +121,14 @@ class ModelConfig:
 
     name: str
     fields: dict[str, Any] = field(default_factory=dict)
-    weights: str | None = None  # a file of weights, or a finished run, to start from
+    weights: str | None = None  # a file of weights (FILE::PART for one of its models), or a finished run, to start from
 
     def build(self) -> Backbone:
         """A backbone, fresh or with the weights to start from."""
         path = None if self.weights is None else Path(self.weights)
         if path is not None and path.is_dir():
             path = path / "weights.safetensors"
-        if path is not None and not path.is_file():
+        if path is not None and not split_part(path)[0].is_file():
             raise FileNotFoundError(f"model.weights: there is no {path}; give a file of weights, or a finished run")
         return create_model(self.name, weights=path, **self.fields)
 

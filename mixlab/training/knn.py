@@ -167,10 +167,14 @@ def fitting_ks(ks: Sequence[int], num_images: int) -> tuple[int, ...]:
     return tuple(dict.fromkeys(k for k in ks if k <= num_images)) or (num_images,)
 
 
-def vote(cosine: Tensor, labels: Tensor, *, num_classes: int, temperature: float = TEMPERATURE) -> Tensor:
-    """Classes (q,) from the cosines and labels (q, k) of the nearest, nearest first."""
+def check_temperature(temperature: float) -> None:
     if not 0 < temperature < math.inf:
         raise InputError(f"temperature is {temperature}; give a number above 0, such as {TEMPERATURE}")
+
+
+def vote(cosine: Tensor, labels: Tensor, *, num_classes: int, temperature: float = TEMPERATURE) -> Tensor:
+    """Classes (q,) from the cosines and labels (q, k) of the nearest, nearest first."""
+    check_temperature(temperature)
     relative = ((cosine.double() - cosine[:, :1].double()) / temperature).exp()
     bits = min(52, 62 - cosine.shape[1].bit_length())  # as fine as float64 allows, and no sum overflows
     weight = (relative * 2**bits).round().to(torch.int64)

@@ -85,8 +85,7 @@ def train(
             stack.callback(torch.set_num_threads, torch.get_num_threads())
             torch.set_num_threads(min(torch.get_num_threads(), HOST_THREADS))
         if world.is_first:  # to others the directory may not even be visible
-            if not folder.path.exists():
-                stack.callback(folder.remove_if_empty)  # where the data or a setting is wrong
+            stack.enter_context(folder.kept_if_used())  # not where the data or a setting is wrong
             RunDirectory.create(run)
             stack.enter_context(RunLock(folder.path))
         with StopRequests() if stop is None else nullcontext(stop) as requests:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from mixlab.training.config import TrainConfig
     from mixlab.training.loop import Trainer
 
+CLUSTER = "slurm"  # submitit would run the job on this machine where there is no SLURM
 WARNING_S = 120  # seconds before time is up: a step, and a checkpoint on a busy file system
 
 FIRST_PORT, FIRST_CLIENT_PORT = 20_000, 32_768
@@ -117,7 +118,15 @@ def requeue_signal() -> int:
 
 def submit(job: TrainingJob, config: SlurmConfig) -> str:
     """Send the job and return its number. Its output goes to RUN/slurm."""
-    executor = _submitit().AutoExecutor(folder=job.run / "slurm", slurm_max_num_timeout=config.requeues)
+    try:
+        executor = _submitit().AutoExecutor(
+            folder=job.run / "slurm", cluster=CLUSTER, slurm_max_num_timeout=config.requeues
+        )
+    except RuntimeError as error:
+        raise InputError(
+            "--launcher slurm needs SLURM, and there is no srun on this machine; leave it out to train here, or submit "
+            "from a login node"
+        ) from error
     asked = {"slurm_partition": config.partition, "slurm_account": config.account}
     executor.update_parameters(
         name="mixlab",

@@ -129,7 +129,10 @@ class TrainingState:
         moments.setdefault(key, None)
         last: Any = key
         for place in places:
-            moments, last = moments[last], int(place)
+            inside = moments[last]
+            if not (isinstance(inside, list) and place.isdecimal() and int(place) < len(inside)):
+                return None
+            moments, last = inside, int(place)
         if moments[last] is None:
             group = self.optimizer.param_groups[0]
             on_host = key == "step" and not (group.get("fused") or group.get("capturable"))

@@ -95,7 +95,7 @@ def catches(process: int, number: int) -> bool:
 @pytest.fixture
 def submitted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path], Job]]:
     """Jobs as the command submits them; never to the cluster that these tests may themselves run on."""
-    monkeypatch.setattr(submitit.AutoExecutor, "which", staticmethod(lambda: "local"))
+    monkeypatch.setattr("mixlab.training.slurm.CLUSTER", "local")
     jobs: list[Job] = []
 
     def submit(run: Path) -> Job:

@@ -109,6 +109,41 @@ def test_a_validation_part_that_cannot_be_scored_is_refused_before_training(tmp_
         SupervisedConfig().open(str(tmp_path))
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("knn shipped/vit --k --data shapes", "--k has no number; give one or more, such as 20"),
+        ("probe shipped/vit --name features", "use letters and digits, and none of results, features, checkpoints"),
+        ("study miniature --seeds 0 --run RUN", "--seeds is 0; give at least 1"),
+        (
+            "study small --data DATA --masks shapes --voc nowhere --run RUN --quick --device cpu",
+            "'nowhere' is not a source",
+        ),
+        ("bench all --readme nowhere.md", "nowhere.md is not a file; give one with the lines <!--"),
+        ("bench dense --figure speed.txt", "--figure speed.txt is neither .svg nor .png"),
+        ("bench scale --files 0", "--files is 0; give at least 1"),
+        ("report RUN --title Mine --out page.md", "--title has no effect on page.md"),
+        ("report RUN --out nowhere/page.html", "the folder nowhere of --out does not exist"),
+        ("advise --image 224 --width 0", "--width is 0; give at least 1"),
+    ],
+)
+def test_a_command_refuses_before_it_works(
+    arguments: str, message: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mixlab.commands.bench.run_benchmark", None)
+    monkeypatch.setattr("mixlab.commands.report.measure_costs", None)
+    for name in ("a", "b"):
+        (tmp_path / "data" / name).mkdir(parents=True)
+        for index in range(20):
+            Image.new("RGB", (8, 8)).save(tmp_path / "data" / name / f"{index}.png")
+    words = [
+        {"RUN": str(tmp_path / "run"), "DATA": str(tmp_path / "data")}.get(word, word) for word in arguments.split()
+    ]
+    assert main(words) == 1
+    assert message in " ".join(capfd.readouterr().err.split())
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_size_below_one_is_no_size_to_count_for(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["models", "vit_tiny", "--image", "-3"]) == 1
     assert "--image is -3; give at least 1" in capfd.readouterr().err
@@ -124,3 +159,37 @@ def test_a_run_that_cannot_begin_leaves_no_folder_but_ones_own(
         assert main([command, recipe, "--data", str(tmp_path / "nowhere"), "--run", str(tmp_path / run)]) == 1
         assert "not a data source" in capfd.readouterr().err
     assert [file.name for file in tmp_path.iterdir()] == ["own"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "knn shipped/vit --data nowhere",
+        "knn no_model --data shapes:n=8,size=64",
+        "knn shipped/vit --data BAD --workers 0",
+        "knn shipped/vit --data shapes:n=8,size=64 --temperature 0",
+        "probe no_model --data shapes:n=8,size=64",
+        "probe shipped/vit --data BAD --mode cached --workers 0",
+        "probe shipped/vit --data shapes:n=8,size=64 --strategies nothing",
+        "probe shipped/vit --data shapes:n=8,size=64 --epochs 0",
+        "robust shipped/vit --shifts shapes",
+        "rank shipped/vit --data nowhere",
+        "rank shipped/vit --heads 99 --num-images 1",
+        "maps shipped/vit --layer 99",
+        "matrices shipped/vit --layer 99",
+        "auc shipped/vit --study register --num-images 1",
+        "segment shipped/vit --data nowhere",
+        "detect no_model --data shapes",
+        "study miniature --data BAD --masks shapes --quick",
+        "speedrun dino_vit_tiny64 --data BAD --held-out",
+    ],
+)
+def test_a_command_that_is_refused_leaves_no_run_folder(
+    arguments: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for file in ("a/0.png", "a/1.png", "b/0.png", "b/1.png"):
+        (tmp_path / "bad" / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "bad" / file).write_bytes(b"not an image")
+    words = arguments.replace("BAD", str(tmp_path / "bad")).split()
+    assert main([*words, "--device", "cpu", "--run", str(tmp_path / "run")]) == 1
+    assert "error:" in capfd.readouterr().err and not (tmp_path / "run").exists()

@@ -2,7 +2,7 @@
 runs. No verdict is written by hand.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -10,7 +10,7 @@ from mixlab.analysis.claims import ablations, counting, low_rank, maps, orders, 
 from mixlab.analysis.claims.evidence import Evidence, Status, Verdict
 from mixlab.analysis.comparisons import Network, learnt_features, learnt_maps, training_gains
 
-__all__ = ["CLAIMS", "Claim", "Entry", "Evidence", "Status", "Verdict", "draw_up"]
+__all__ = ["CLAIMS", "Claim", "Entry", "Evidence", "Status", "Verdict", "draw_up", "judged_alone"]
 
 DINO_MAMBA, MAMBAOUT = "RNN as Linear Transformer", "MambaOut"
 
@@ -168,6 +168,15 @@ def draw_up(evidence: Evidence, claims: Iterable[Claim] = CLAIMS) -> Iterator[En
         if verdict.status == Status.NOT_MEASURED:
             verdict = replace(verdict, measured=f"{verdict.measured}; `{claim.command}` measures it")
         yield Entry(claim, verdict)
+
+
+def judged_alone(studies: Mapping[str, Evidence]) -> dict[int | str, dict[str, Status]]:
+    """By the number of each claim that experiments decide: the verdict of each study by itself."""
+    found: dict[int | str, dict[str, Status]] = {}
+    for name, evidence in studies.items():
+        for entry in draw_up(evidence, [claim for claim in CLAIMS if claim.kind == "measured"]):
+            found.setdefault(entry.claim.number, {})[name] = entry.verdict.status
+    return found
 
 
 def _unlearnt(networks: Iterable[Network], learnt: dict[Network, bool]) -> set[Network]:

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from mixlab.analysis.claims.evidence import Comparison, Evidence, Status, Verdict, compare, title, verdict_of
+from mixlab.analysis.claims.evidence import Comparison, Evidence, Verdict, compare, title, verdict_of
 from mixlab.analysis.claims.orders import SELF_SUPERVISED, is_grid_cell
-from mixlab.analysis.comparisons import Group, over_seeds, pairs
+from mixlab.analysis.comparisons import Group, Network, over_seeds, pairs
 from mixlab.run import Measurement
 
 BLOCKS = (4, 3, 2, 1)  # Table 5, left: 77.2, 76.7, 75.6, 71.8 %
@@ -28,8 +28,11 @@ class Cell(NamedTuple):
     weight_decay: float | None = None
 
     def __str__(self) -> str:
-        rate = "" if self.lr is None else f" at lr {self.lr:g}, weight decay {self.weight_decay:g}"
-        return f"{self.strategy} of {self.blocks}{rate}"
+        return f"{self.strategy} of {self.blocks}{self.rates}"
+
+    @property
+    def rates(self) -> str:
+        return "" if self.lr is None else f" at lr {self.lr:g}, weight decay {self.weight_decay:g}"
 
     @classmethod
     def of(cls, m: Measurement) -> "Cell":
@@ -62,17 +65,15 @@ def rates_order(evidence: Evidence) -> Verdict:
 
 
 def _judge_inputs(evidence: Evidence, asked: Iterable[tuple[Cell, Cell]]) -> Verdict:
-    """At the paper's learning rate and weight decay, or else of the best heads."""
-    best = list(asked)
-    verdict = _judge(evidence, [(_at_plain_rates(a), _at_plain_rates(b)) for a, b in best])
-    return _judge(evidence, best) if verdict.status == Status.NOT_MEASURED else verdict
+    """Each network at the paper's learning rate and weight decay, or else by its best heads."""
+    return _judge(evidence, asked, at_plain_rates=True)
 
 
 def _at_plain_rates(cell: Cell) -> Cell:
     return cell._replace(lr=_FIXED, weight_decay=0.0)
 
 
-def _judge(evidence: Evidence, asked: Iterable[tuple[Cell, Cell]]) -> Verdict:
+def _judge(evidence: Evidence, asked: Iterable[tuple[Cell, Cell]], *, at_plain_rates: bool = False) -> Verdict:
     groups = over_seeds(
         evidence.select("probe_top1", keep=lambda m: m["training"] == SELF_SUPERVISED and m["blocks"] is not None)
     )
@@ -81,6 +82,10 @@ def _judge(evidence: Evidence, asked: Iterable[tuple[Cell, Cell]]) -> Verdict:
     for better, worse in asked:
         part = f"{better} above {worse}"
         found = _compared(groups, better, worse, part)
+        if at_plain_rates:
+            plain = _compared(groups, _at_plain_rates(better), _at_plain_rates(worse), part)
+            known = {Network.of(gap.used[0]) for gap in plain}
+            found = plain + [gap for gap in found if Network.of(gap.used[0]) not in known]
         comparisons += found
         if not found:
             missing.append(part)
@@ -90,7 +95,10 @@ def _judge(evidence: Evidence, asked: Iterable[tuple[Cell, Cell]]) -> Verdict:
 def _compared(groups: Sequence[Group], better: Cell, worse: Cell, part: str) -> list[Comparison]:
     first, second = ([group for group in groups if Cell.of(group[0]) == cell] for cell in (better, worse))
     apart = ("blocks", "strategy", "lrs", "weight_decays")
+    what = f"{better} minus {worse}"
+    if better.rates == worse.rates:
+        what = f"{better.strategy} of {better.blocks} blocks minus {worse.strategy} of {worse.blocks}{better.rates}"
     return [
-        compare(a, b, f"{title(a)}: {better} blocks minus {worse}", part=part)
+        compare(a, b, f"{title(a)}: {what}", part=part)
         for a, b in pairs(first, second, *apart, allowed=lambda a, b: a == b)
     ]

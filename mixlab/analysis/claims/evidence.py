@@ -145,6 +145,7 @@ def verdict_of(comparisons: Sequence[Comparison], missing: Iterable[str] = ()) -
     """
     if not comparisons:
         return Verdict(Status.NOT_MEASURED, NOT_MEASURED)
+    comparisons = [part for same in grouped(comparisons, lambda each: each.what) for part in _with_data(same)]
     deciding, beside = _deciding(comparisons)
     undecided = sorted({each.part for each in comparisons} - {each.part for each in deciding})
     missing = [*missing, *(f"{part} by more than one run" for part in undecided if part)]
@@ -175,6 +176,14 @@ def verdict_of(comparisons: Sequence[Comparison], missing: Iterable[str] = ()) -
     text += "".join(f"; beside it, {_one_run_text(each)}" for each in beside)
     text += f"; not measured: {', '.join(missing)}" if missing else ""
     return _verdict(status, text, deciding[place], ends, deciding)
+
+
+def _with_data(same: Sequence[Comparison]) -> list[Comparison]:
+    """Comparisons of one name; of several data sets, each with its own."""
+    data = [each.used[0]["data"] if each.used else None for each in same]
+    if len(set(data)) == 1:
+        return [*same]
+    return [each._replace(what=f"{each.what} on {own}") for each, own in zip(same, data, strict=True)]
 
 
 def _deciding(comparisons: Sequence[Comparison]) -> tuple[list[Comparison], list[Comparison]]:

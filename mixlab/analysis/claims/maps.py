@@ -17,6 +17,7 @@ from mixlab.analysis.comparisons import (
     Group,
     Network,
     averaged,
+    comparable,
     is_default_map,
     is_final_map,
     over_seeds,
@@ -56,7 +57,8 @@ def _are_the_papers_pair(a: Network, b: Network) -> bool:
 
 
 def bigger_scores_higher(evidence: Evidence) -> Verdict:
-    """Claim 9: in each family, the largest model against the smallest; for DINOv2 the other way round."""
+    """Claim 9: in each family, the largest model against the smallest of those that may be compared; for DINOv2 the
+    other way round."""
     wanted = {SELF_SUPERVISED: "DINO", "dinov2": "DINOv2"}
     found = evidence.select("binary_auc", keep=lambda m: is_final_map(m) and m["training"] in wanted)
     kinds: dict[tuple[str, str, bool], list[Group]] = {}
@@ -64,7 +66,8 @@ def bigger_scores_higher(evidence: Evidence) -> Verdict:
         lead = group[0]
         kinds.setdefault((lead["training"], lead["family"], bool(lead["num_registers"])), []).append(group)
     comparisons, missing = [], dict(wanted)
-    for (training, family, registers), groups in sorted(kinds.items()):
+    sets = [(kind, groups) for kind, every in sorted(kinds.items()) for groups in _comparable(every)]
+    for (training, family, registers), groups in sets:
         sizes = [group[0]["num_parameters"] for group in groups]
         largest, smallest = ([g for g in groups if g[0]["num_parameters"] == end(sizes)] for end in (max, min))
         if max(sizes) > _LARGER * min(sizes):
@@ -83,14 +86,28 @@ def small_dinovim_scores_highest(evidence: Evidence) -> Verdict:
             is_final_map(m) and (m["family"], m["training"]) == ("mamba2", SELF_SUPERVISED) and not m["num_registers"]
         ),
     )
-    groups = over_seeds(found)
-    sizes = sorted({group[0]["num_parameters"] for group in groups})
-    if len(sizes) < 3:
-        return verdict_of([])
-    by_size = {size: [g for g in groups if g[0]["num_parameters"] == size] for size in sizes}
-    small = by_size.pop(sizes[1])
-    others = [(a, b) for rest in by_size.values() for a, b in pairs(small, rest)]
-    return verdict_of([compare(a, b, part=f"small above {b[0]['num_parameters'] / 1e6:.2g} M") for a, b in others])
+    comparisons = []
+    for groups in _comparable(over_seeds(found)):
+        sizes = sorted({group[0]["num_parameters"] for group in groups})
+        small = [group for group in groups if group[0]["num_parameters"] == sizes[1]] if len(sizes) > 2 else []
+        rest = [group for group in groups if group not in small]
+        for size in sizes if small else ():
+            others = [group for group in rest if group[0]["num_parameters"] == size]
+            part = f"small above {size / 1e6:.2g} M"
+            comparisons += [compare(a, b, part=part) for a, b in pairs(small, others)]
+    return verdict_of(comparisons)
+
+
+def _comparable(groups: Iterable[Group]) -> list[list[Group]]:
+    """Groups that were measured by one protocol, together: a size is the largest of those."""
+    found: list[list[Group]] = []
+    for group in groups:
+        own = next((each for each in found if comparable(each[0][0], group[0])), None)
+        if own is None:
+            found.append([group])
+        else:
+            own.append(group)
+    return found
 
 
 def heads_are_unequal(evidence: Evidence) -> Verdict:

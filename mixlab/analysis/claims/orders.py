@@ -217,7 +217,7 @@ def rank_order(evidence: Evidence) -> Verdict:
     scans, linear = (over_seeds(m for m in found if m["family"] == family) for family in RANKING[1:])
     bounds = {_same_blocks(m): m.value for m in evidence.select("off_diagonal_rank_bound", keep=numerical)}
     capped = [
-        f"no block of {a[0]['model']} can exceed {bound:.0f}, which those of {b[0]['model']} reach"
+        f"no block of {title(a)} can exceed {bound:.0f}, which those of {title(b)} reach"
         for a, b in mutual_pairs(scans, linear)
         if (bound := bounds.get(_same_blocks(a[0]))) is not None and bound <= min(m.value for m in b)
     ]

@@ -63,8 +63,8 @@ class Candidate:
 def load_weights(model: Backbone, path: str | Path, *, checkpoint_key: str = "teacher") -> LoadReport:
     """Load a file of `save_weights`, a released checkpoint of a zoo model or of DINO's ViT, or timm's weights.
 
-    `checkpoint_key` chooses among the models of a training checkpoint. Position tables are resized to the model's.
-    Weights that are not finite are loaded with a warning. On any error the model is left as it was.
+    FILE::PART or `checkpoint_key` chooses among the models of a training checkpoint. Position tables are resized to the
+    model's. Weights that are not finite are loaded with a warning. On any error the model is left as it was.
     """
     return load_stored(model, read_weights(path, checkpoint_key=checkpoint_key))
 
@@ -84,6 +84,7 @@ def load_stored(model: Backbone, stored: StoredWeights) -> LoadReport:
         case _:
             candidate = Candidate(dict(stored.entries), MIXLAB.title, [], [], {})
     unlike = _different_fields(architecture, model.architecture()) if architecture else []
+    _settle_counts(model, candidate)
     _check_fit(model, stored, candidate, unlike)
     entries = {key: candidate.entries[key].to(own.dtype) for key, own in model.state_dict().items()}
     not_finite = [key for key, entry in entries.items() if not entry.isfinite().all()]
@@ -221,6 +222,13 @@ def _classifier_roots(model: nn.Module) -> set[str]:
     return {name.split(".")[0] for name in ([names] if isinstance(names, str) else names)}
 
 
+def _settle_counts(model: Backbone, candidate: Candidate) -> None:
+    """How many batches a norm has seen is no weight: early files lack it, and some averages hold it as a float."""
+    for key, own in model.state_dict().items():
+        if key.endswith("num_batches_tracked"):
+            candidate.entries[key] = candidate.entries.get(key, own).to(own.dtype)
+
+
 def _check_fit(model: Backbone, stored: StoredWeights, candidate: Candidate, unlike: list[str]) -> None:
     """Same names, shapes and kinds of dtype; or an error that lists the differences."""
     expected, entries = model.state_dict(), candidate.entries
@@ -261,7 +269,7 @@ def _way_out(model: Backbone, stored: StoredWeights, candidate: Candidate) -> st
     if "depths" in own:
         changes.pop("depth", None)  # of all stages together: no field of its own
     if not changes:
-        other = ", or another part of the file with checkpoint_key" if stored.part else ""
+        other = ", or another part of the file, FILE::PART" if stored.part else ""
         return f" Choose the model that these weights belong to{other}"
     fields = ", ".join(f"{name}={size}" for name, size in changes.items())
     return f" Choose the model of that size, or set its fields: create_model({model.name!r}, {fields})"

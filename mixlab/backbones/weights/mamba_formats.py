@@ -62,7 +62,10 @@ _OP = {
     "Ds": "selection.skip",
 }
 _BLOCK = {"norm": "norm", "ln_1": "norm", "norm2": "mlp_norm", "mlp.fc1": "mlp.up", "mlp.fc2": "mlp.down"}
-_DOWN = {"1": "conv", "3": "norm", "reduction": "project", "norm": "norm"}
+_DOWN = {
+    "patch": {"reduction": "project", "norm": "norm", "1": "norm", "2": "project"},  # by number in VMamba's one file
+    "overlap": {"1": "conv", "3": "norm"},
+}
 _INVERTED = {
     "conv_pw.0": "up",
     "conv_pw.1": "up_norm",
@@ -138,8 +141,10 @@ def _staged_name(key: str, stem: str, scan: str) -> str:
     parts: list[tuple[str, Rename]] = [
         (r"patch_embed\.(\w+)\.(\w+)", lambda m: f"stem.{_STEM[stem][m[1]]}.{m[2]}"),
         (r"(?:classifier\.)?norm\.(\w+)", lambda m: f"final_norm.{m[1]}"),
-        (r"layers\.(\d)\.downsample\.(\w+)\.(\w+)", lambda m: f"stages.{int(m[1]) + 1}.down.{_DOWN[m[2]]}.{m[3]}"),
-        (r"layers\.(\d)\.\d+\.(reduction|norm)\.(\w+)", lambda m: f"stages.{int(m[1]) + 1}.down.{_DOWN[m[2]]}.{m[3]}"),
+        (
+            r"layers\.(\d)\.(?:downsample\.(\w+)|\d+\.(reduction|norm))\.(\w+)",
+            lambda m: f"stages.{int(m[1]) + 1}.down.{_DOWN[stem][m[2] or m[3]]}.{m[4]}",
+        ),
         (
             r"layers\.(\d)\.(\d+)\.(conv_\w+\.\d|se\.conv_\w+)\.(\w+)",
             lambda m: f"stages.{m[1]}.blocks.{int(m[2]) - 1}.mixer.{_INVERTED[m[3]]}.{m[4]}",

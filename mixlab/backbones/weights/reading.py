@@ -7,6 +7,7 @@ import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeGuard
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -55,11 +56,18 @@ USUAL_PARTS = ("state_dict", "model")
 WRAPPERS = re.compile(r"(?:(?:module|_orig_mod|backbone)\.)*")
 
 
+def split_part(path: str | Path) -> tuple[Path, str | None]:
+    """FILE::PART as a file and one of the models in it; a path that exists may have `::` in its name."""
+    file, separator, part = str(path).rpartition("::")
+    return (Path(file), part) if separator and not Path(path).exists() else (Path(path), None)
+
+
 def read_weights(path: str | Path, *, checkpoint_key: str = "teacher") -> StoredWeights:
-    """Read the tensors of one backbone; `checkpoint_key` chooses among the models of a training checkpoint."""
-    path = Path(path)
+    """Read the tensors of one backbone. Among the models of a training checkpoint, FILE::PART chooses one; else it is
+    `checkpoint_key`, or the usual one."""
+    path, asked = split_part(path)
     payload, metadata = _read(path)
-    part, state = _choose_part(payload, checkpoint_key, path)
+    part, state = _choose_part(payload, checkpoint_key, path) if asked is None else _asked_part(payload, asked, path)
     try:
         state = rows_from_few_bits(state)
     except ValueError as error:
@@ -181,10 +189,10 @@ def _check_archive(path: Path) -> None:
 
 def _choose_part(payload: object, checkpoint_key: str, path: Path) -> tuple[str | None, dict[str, Tensor]]:
     if _is_state(payload):
-        return None, dict(payload)  # type: ignore[call-overload]
+        return None, dict(payload)
     if not isinstance(payload, Mapping):
         raise WeightsError(f"{path} holds a {type(payload).__name__}, not a state dict; save model.state_dict()")
-    parts = {str(key): value for key, value in payload.items() if _is_state(value)}
+    parts = _parts(payload)
     if checkpoint_key in parts:
         return checkpoint_key, dict(parts[checkpoint_key])
     if len(parts) == 1:
@@ -194,22 +202,35 @@ def _choose_part(payload: object, checkpoint_key: str, path: Path) -> tuple[str 
         alike = [key for key, state in parts.items() if key != usual and state.keys() == parts[usual].keys()]
         if alike:
             warnings.warn(
-                f"{path} also holds {', '.join(alike)}; {usual} is loaded. {_choosing(alike[0])}", stacklevel=2
+                f"{path} also holds {', '.join(alike)}; {usual} is loaded. {_choosing(path, alike[0])}", stacklevel=2
             )
         return usual, dict(parts[usual])
     if parts:
-        raise WeightsError(f"{path} has no {checkpoint_key!r}, but {', '.join(parts)}. {_choosing(next(iter(parts)))}")
+        raise WeightsError(
+            f"{path} has no {checkpoint_key!r}, but {', '.join(parts)}. {_choosing(path, next(iter(parts)))}"
+        )
     raise WeightsError(f"{path} holds no state dict, only {few(payload, 4)}; save model.state_dict()")
 
 
-def _choosing(part: str) -> str:
-    return (
-        f"To choose, build it in Python, mixlab.create_model(NAME, weights=FILE, checkpoint_key={part!r}); the "
-        "commands read what mixlab.save_weights then writes"
-    )
+def _asked_part(payload: object, asked: str, path: Path) -> tuple[str, dict[str, Tensor]]:
+    parts = _parts(payload) if isinstance(payload, Mapping) else {}
+    if asked in parts:
+        return asked, dict(parts[asked])
+    if not parts:
+        raise WeightsError(f"{path} holds one model and no parts; leave out ::{asked}")
+    raise WeightsError(f"{path} has no part {asked!r}, but {', '.join(parts)}. {_choosing(path, next(iter(parts)))}")
 
 
-def _is_state(value: object) -> bool:
+def _parts(payload: Mapping[object, object]) -> dict[str, Mapping[str, Tensor]]:
+    """The state dicts in a checkpoint, by name."""
+    return {str(key): value for key, value in payload.items() if _is_state(value)}
+
+
+def _choosing(path: Path, part: str) -> str:
+    return f"Write {path}::{part} to choose {part}"
+
+
+def _is_state(value: object) -> TypeGuard[Mapping[str, Tensor]]:
     return (
         isinstance(value, Mapping)
         and bool(value)

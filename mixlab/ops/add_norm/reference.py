@@ -1,5 +1,6 @@
 """Add a branch to the residual stream and normalise the sum for the next branch."""
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -13,6 +14,10 @@ def add_norm(
     """
     stream = stream + branch
     weight = weight.to(stream.dtype)
+    if bias is None and stream.device.type == "cpu" and not stream.requires_grad:
+        lengths = torch.linalg.vector_norm(stream, dim=-1, keepdim=True)  # rms_norm stores the squares
+        scale = (lengths.square() / weight.numel() + eps).rsqrt()
+        return stream, (stream * scale).mul_(weight).to(branch.dtype)
     if bias is None:
         return stream, F.rms_norm(stream, weight.shape, weight, eps).to(branch.dtype)
     return stream, F.layer_norm(stream, weight.shape, weight, bias.to(stream.dtype), eps).to(branch.dtype)

@@ -181,15 +181,15 @@ def ledger(setting: Setting) -> Iterator[Step]:
 
 
 PARTS: dict[str, Part] = {
-    "tune": Part("which learning rate suits each family?", tune, 3, labels=True),
-    "dino": Part("what do five mixers learn without labels?", dino, 9),
-    "supervised": Part("what do they learn with labels?", supervised, 3, needs=("dino",), labels=True),
-    "sizes": Part("do larger models score higher?", sizes, 6.5, needs=("dino",)),
-    "mambaout": Part("is a scan needed? does causal mixing cost accuracy?", mambaout, 3, needs=("dino",)),
-    "registers": Part("how many registers, and where?", registers, 2.5, needs=("dino",)),
-    "cost": Part("how does the cost of each grow with tokens?", cost, 1),
+    "tune": Part("which learning rate suits each family?", tune, 2.9, labels=True),
+    "dino": Part("what do five mixers learn without labels?", dino, 8.4),
+    "supervised": Part("what do they learn with labels?", supervised, 2.2, needs=("dino",), labels=True),
+    "sizes": Part("do larger models score higher?", sizes, 6.2, needs=("dino",)),
+    "mambaout": Part("is a scan needed? does causal mixing cost accuracy?", mambaout, 2.7, needs=("dino",)),
+    "registers": Part("how many registers, and where?", registers, 2, needs=("dino",)),
+    "cost": Part("how does the cost of each grow with tokens?", cost, 0.7),
     "ranks": Part("what rank do trained matrices have?", ranks, 2, needs=("dino",)),
-    "ledger": Part("what is the verdict on each claim of the papers?", ledger, 1),
+    "ledger": Part("what is the verdict on each claim of the papers?", ledger, 0.3),
 }
 MINIATURE = Study("miniature", PARTS, full=FULL, quick=QUICK)
 

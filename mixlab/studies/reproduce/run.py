@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from mixlab.backbones.weights.reading import split_part
 from mixlab.backbones.zoo import ZOO
 from mixlab.choices import Scale
 from mixlab.errors import InputError, did_you_mean, few
@@ -188,6 +189,6 @@ def _checked(weights: Mapping[str, str]) -> Mapping[str, str]:
             raise InputError(
                 f"--weights {name}={file}: no item has a network {name}; `mixlab reproduce ITEM` names them"
             )
-        if not Path(file).is_file():
+        if not split_part(file)[0].is_file():
             raise FileNotFoundError(f"--weights {name}={file}: there is no such file; check the path")
     return weights

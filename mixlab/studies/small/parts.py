@@ -67,25 +67,28 @@ def _parts(seeds: tuple[int, ...]) -> dict[str, Part]:
         question = f"which learning rate suits {family.label}, {size}?"
         parts[f"tune-{size}-{family.label}"] = Part(question, partial(tune, size, family), minutes, labels=True)
     vit = LABELS["vit"]
-    networks = [("dino", size, family, seed) for size, family in pairs for seed in seeds_of(size, family, seeds)]
-    networks.append(("lejepa", "small", vit, seeds[0]))
-    for kind, size, family, seed in networks:
-        name, minutes = f"{size}-{family.label}-s{seed}", training_minutes(kind, size, family) + SCORING_MINUTES
-        question = f"what does {family.label}, {size}, learn by {kind}? seed {seed}"
-        parts[f"{kind}-{name}"] = Part(question, partial(network, kind, size, family, seed), minutes, labels=True)
-    for kind, size, family, seed in networks:
-        name, steps = f"{size}-{family.label}-s{seed}", partial(look, kind, size, family, seed)
-        part = f"look-{name}" if kind == "dino" else f"look-{kind}-{name}"
-        parts[part] = Part(
-            "its maps, ranks and features, against its untrained twin", steps, LOOKING_MINUTES, labels=True
+    networks = [(size, family, seed) for size, family in pairs for seed in seeds_of(size, family, seeds)]
+    for size, family, seed in networks:
+        minutes = training_minutes("dino", size, family) + SCORING_MINUTES
+        question = f"what does {family.label}, {size}, learn without labels? seed {seed}"
+        parts[f"dino-{size}-{family.label}-s{seed}"] = Part(
+            question, partial(network, size, family, seed), minutes, labels=True
         )
-    for size, family in pairs:
-        minutes = training_minutes("supervised", size, family) + SCORING_MINUTES + 0.5
-        question, steps = (
-            f"what does {family.label}, {size}, learn with labels?",
-            partial(supervised, size, family, seeds[0]),
+    for size, family, seed in networks:
+        parts[f"look-{size}-{family.label}-s{seed}"] = Part(
+            "its maps, ranks and features, against its untrained twin",
+            partial(look, size, family, seed),
+            LOOKING_MINUTES,
+            labels=True,
         )
-        parts[f"supervised-{size}-{family.label}-s{seeds[0]}"] = Part(question, steps, minutes, labels=True)
+    for family in STUDY_FAMILIES:
+        minutes = training_minutes("supervised", "tiny", family) + SCORING_MINUTES + 0.5
+        parts[f"supervised-tiny-{family.label}-s{seeds[0]}"] = Part(
+            f"what does {family.label}, tiny, learn with labels?",
+            partial(supervised, family, seeds[0]),
+            minutes,
+            labels=True,
+        )
     for name in ABLATIONS:
         tried = _ablations(name, FULL).values()
         minutes = sum(training_minutes("dino", "tiny", vit, each) + SCORING_MINUTES for each in tried) / SIDE_BY_SIDE
@@ -135,19 +138,19 @@ def tune(size: str, family: Family, setting: Setting) -> Iterator[Step]:
     )
 
 
-def network(kind: str, size: str, family: Family, seed: int, setting: Setting) -> Iterator[Step]:
+def network(size: str, family: Family, seed: int, setting: Setting) -> Iterator[Step]:
     """One network trained without labels, scored and timed."""
-    rate = setting.rates.get(f"{kind}-{size}", {}).get(family.label)
-    own = (*setting.effort.training, *(setting.effort.dino if kind == "dino" else ()))
+    rate = setting.rates.get(f"dino-{size}", {}).get(family.label)
+    own = (*setting.effort.training, *setting.effort.dino)
     tuned = (f"optim.lr={rate:g}",) if rate else ()
-    place = _place(kind, size, family, seed, setting)
-    yield _speedrun(setting, recipe_of(kind, size, family), place, seed, (*own, *tuned))
+    place = _place(size, family, seed, setting)
+    yield _speedrun(setting, recipe_of("dino", size, family), place, seed, (*own, *tuned))
 
 
-def look(kind: str, size: str, family: Family, seed: int, setting: Setting) -> Iterator[Step]:
+def look(size: str, family: Family, seed: int, setting: Setting) -> Iterator[Step]:
     """Everything else that is measured of that network; the step that trains it is done by now."""
-    yield from network(kind, size, family, seed, setting)
-    place = _place(kind, size, family, seed, setting)
+    yield from network(size, family, seed, setting)
+    place = _place(size, family, seed, setting)
     yield from _scored(setting, place, seed, twin=True)
     probes = [_register_probe(setting, place, seed)] if "registers" in family.strategies else []
     yield from probes
@@ -175,9 +178,8 @@ def _register_probe(setting: Setting, place: Path, seed: int) -> Step:
     )
 
 
-def _place(kind: str, size: str, family: Family, seed: int, setting: Setting) -> Path:
-    label = f"{family.label}-{size}" if kind == "dino" else f"{family.label}-{size}-{kind}"
-    return setting.run / f"{label}-s{seed}"
+def _place(size: str, family: Family, seed: int, setting: Setting) -> Path:
+    return setting.run / f"{family.label}-{size}-s{seed}"
 
 
 def _speedrun(
@@ -204,12 +206,11 @@ def _looked_at(
     yield score(setting, [place], ("map", *map_studies(family), "model"), into=place, needs=trained)
     if setting.voc is not None:
         other = ("map", "layer", "model")
-        size_of = ("--image", str(effort.auc_image), "--num-images", str(effort.num_scored))
         yield Step(
             f"auc voc {place.name}",
             f"{place.name}: Binary-AUC on VOC",
             "the same maps on other photographs",
-            ("auc", str(place), "--study", *other, "--data", setting.voc, *size_of, "--run", f"{place}/voc"),
+            ("auc", str(place), "--study", *other, "--data", setting.voc, *effort.scored, "--run", f"{place}/voc"),
             place / "voc" / "results" / "auc_model.json",
             here=("--device", setting.device, "--batch", "64"),
             needs=trained,
@@ -242,11 +243,11 @@ def _looked_at(
         )
 
 
-def supervised(size: str, family: Family, seed: int, setting: Setting) -> Iterator[Step]:
-    """The twin with labels: its accuracy, features and maps."""
-    place = setting.run / f"{family.label}-{size}-supervised-s{seed}"
+def supervised(family: Family, seed: int, setting: Setting) -> Iterator[Step]:
+    """The tiny twin with labels: its accuracy, features and maps."""
+    place = setting.run / f"{family.label}-tiny-supervised-s{seed}"
     settings = sets(*setting.effort.training, f"seed={seed}")
-    recipe = recipe_of("supervised", size, family)
+    recipe = recipe_of("supervised", "tiny", family)
     yield Step(
         f"train {place.name}",
         f"{place.name}: train",

@@ -92,7 +92,7 @@ def runs_table(records: Sequence[Record]) -> str:
                 _mean([m.value for m in knn]),
                 ", ".join(f"{record['seed']}: {100 * m.value:.1f}" for record, m in zip(group, knn, strict=True)),
                 _mean([value for value in probes if value is not None]),
-                *(f"{sum(r['seconds'][part] for r in group) / len(group):,.0f}" for part in ("training", "all_in")),
+                *(_seconds(group, part) for part in ("training", "all_in")),
                 f"{device} ({group[0]['timed_on']}-seconds)",
                 f"{data}, n = {knn[0].n:,}",
                 commit,
@@ -165,6 +165,12 @@ def _commit(record: Record) -> str:
 def _device(record: Record) -> str:
     machine = record["provenance"]["machine"]
     return str(machine["processor"] if record["timed_on"] == "CPU" else machine["device"])
+
+
+def _seconds(records: Sequence[Record], part: str) -> str:
+    """Their mean; in brackets where others ran beside them."""
+    text = f"{sum(record['seconds'][part] for record in records) / len(records):,.0f}"
+    return f"({text})" if any(record.get("shares_gpu", False) for record in records) else text
 
 
 def _mean(values: list[float]) -> str:

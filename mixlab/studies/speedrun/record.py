@@ -49,6 +49,7 @@ def make_record(run: RunDirectory, *, device: str) -> dict[str, Any]:
         "steps": config["total_steps"],
         "images_seen": config["total_steps"] * settings["batch"],
         "seconds": seconds | {"all_in": round(sum(seconds.values()), 2)},
+        "shares_gpu": any(each["machine"].get("shares_gpu", False) for each in config["sessions"]),
         "timed_on": "GPU" if device.startswith("cuda") else "CPU",
         "sessions": [{key: each.get(key) for key in ("commit", "date", "from_step")} for each in config["sessions"]],
         "probe_chosen_elsewhere": elsewhere,

@@ -85,3 +85,13 @@ def test_untrained_models_decide_nothing_about_maps() -> None:
     ]
     assert status(7, *untrained) == "not measured"
     assert status(10, measured("best_head_over_worst", "attention", 0.2, training="untrained")) == "not measured"
+
+
+def test_a_network_without_the_papers_heads_still_counts_by_its_best() -> None:
+    plain = {"heads": "one", "lrs": (1e-3,), "weight_decays": (0.0,)}
+    table = {(1, "cls"): 0.6, (4, "cls"): 0.8, (4, "mean"): 0.7, (4, "max"): 0.65}
+    of_the_grid = cells(table, num_parameters=20_000_000, **plain)
+    assert status(18, of_the_grid) == "supported"
+    found = verdict(18, of_the_grid, cells(table | {(4, "mean"): 0.9}))
+    assert found.status == "contradicted"
+    assert "(20 M, dino) x3: cls of 4 blocks minus cls of 1 at lr 0.001, weight decay 0: +0.200" in found.measured

@@ -20,6 +20,7 @@ from mixlab.data.decode import UnreadableImage
 from mixlab.data.masks import MaskedImage, MaskSource
 from mixlab.evaluation.target import Target
 from mixlab.run import Measurement
+from mixlab.statistics import bootstrap_difference
 
 
 def tiny(name: str, seed: int = 0, **fields: object) -> mixlab.Backbone:
@@ -55,6 +56,15 @@ def test_scores_are_those_of_scikit_learn_on_the_same_maps() -> None:
     assert scores.raw.shape == (12, 1, 1)
     np.testing.assert_allclose(scores.raw[:, 0, 0].numpy(), expected, atol=1e-9)
     np.testing.assert_allclose(scores.prior[:, 0].numpy(), priors, atol=1e-9)
+
+
+def test_differences_to_both_baselines_come_out_of_the_scores_of_images() -> None:
+    found = {m.metric: m for m in score_maps([target("vit")], shapes(), map_name="isolation").measurements}
+    scores = found["binary_auc"].by_image
+    for baseline, gap in (("centre_prior", "above_centre_prior"), ("untrained", "above_untrained")):
+        again = bootstrap_difference(scores, found[baseline].by_image)
+        expected = (found[gap].value, found[gap].low, found[gap].high)
+        assert (again.value, again.low, again.high) == pytest.approx(expected, abs=1e-9)
 
 
 def test_roc_curves_read_at_even_rates_enclose_the_area() -> None:

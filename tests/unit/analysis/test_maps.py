@@ -131,10 +131,27 @@ def test_grid_only_models_of_timm_have_feature_maps_and_say_what_they_lack(name:
     images = torch.randn(1, 3, 224, 224)
     assert default_map(model) == "pooled_cosine"
     assert activation_map(model, images).shape == (1, 7, 7)
-    with pytest.raises(ValueError, match=r"has no mixing matrices|need a class token or registers"):
+    with pytest.raises(ValueError, match=r"has no mixing matrices|need a token that is the summary"):
         MAPS["mixing_rows"](model, images)
     with pytest.raises(ValueError, match="no registers to map"):
         MAPS["register_cosine"](model, images)
+
+
+def test_registers_that_do_not_make_up_the_summary_have_maps_but_no_rows() -> None:
+    model = mixlab.create_model("timm/vit_wee_patch16_reg1_gap_256", depth=1).eval()
+    images = torch.randn(1, 3, 256, 256)
+    assert MAPS["register_cosine"](model, images).shape == (1, 1, 16, 16)
+    with pytest.raises(ValueError, match="the summary, which in this backbone is the mean of patches"):
+        MAPS["mixing_rows"](model, images)
+
+
+def test_a_network_is_named_once_in_what_it_lacks() -> None:
+    for name, said in (
+        ("convnext_atto", "^timm/convnext_atto has no mixing"),
+        ("mambaout_femto", "^timm/mambaout_femto: rows"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            mixlab.activation_maps([mixlab.load_target(f"timm/{name}")], "photo:cat", map_name="mixing_mean")
 
 
 def test_timm_vits_have_every_map_that_their_tokens_allow() -> None:
@@ -154,7 +171,7 @@ def test_maps_that_cannot_be_are_refused_with_a_way_out() -> None:
         activation_map(tiny("vit_tiny"), IMAGES, "cosin")
     with pytest.raises(ValueError, match="only scans have directions"):
         MAPS["direction_rows"](tiny("vit_tiny"), IMAGES)
-    with pytest.raises(ValueError, match="need a class token or registers"):
+    with pytest.raises(ValueError, match="need a token that is the summary"):
         MAPS["mixing_rows"](tiny("gatedconv_tiny"), IMAGES)
     with pytest.raises(ValueError, match="no layer 7 among 2"):
         MAPS["cosine"](tiny("vit_tiny"), IMAGES, layer=7)

@@ -221,3 +221,28 @@ def test_registers_probe_better_where_heads_are_heavy() -> None:
             seeds("probe_top1", "mamba2", 0.7 - gain, heads="light", **registers),
         ]
         assert status(30, *heavy, *light) == expected
+
+
+def test_sizes_are_compared_within_one_protocol_and_another_study_takes_nothing_away() -> None:
+    def sizes(image: int, **scores: float) -> list[Measurement]:
+        named = {"narrow": 300_000, "tiny": 1_000_000, "small": 5_000_000, "base": 20_000_000}
+        return [
+            m
+            for name, value in scores.items()
+            for m in seeds("binary_auc", "attention", value, num_parameters=named[name], image=image, model=name)
+        ]
+
+    one, other = sizes(112, narrow=0.6, tiny=0.7), sizes(160, small=0.7, base=0.8)
+    assert status(9, one) == status(9, one, other) == "supported in part", "DINOv2 is missing"
+    assert status(9, one, sizes(160, small=0.8, base=0.7)) == "contradicted"
+
+
+def test_comparisons_of_one_name_say_their_data() -> None:
+    found = [
+        seeds("binary_auc", family, value, data=data)
+        for data in ("masks", "voc")
+        for family, value in {"attention": 0.9, "mamba2": 0.8, "linear_attention": 0.7}.items()
+    ]
+    said = verdict(7, *found).measured
+    assert said.count(" on masks: +0.100") == said.count(" on voc: +0.100") == 2
+    assert " on masks" not in verdict(7, *found[:3]).measured

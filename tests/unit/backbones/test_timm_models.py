@@ -17,13 +17,15 @@ from mixlab.backbones.zoo import ZOO
 
 CONFIGS = {name: entry.config for name, entry in ZOO.items() if not isinstance(entry.config, str)}
 TINY = [name for name, config in CONFIGS.items() if name.endswith("tiny") and isinstance(config, IsotropicConfig)]
+STAGED = ["vmamba_tiny", "vmamba_tiny_s1l8", "localvmamba_tiny", "efficientvmamba_tiny", "mamba2d_small"]
 SMALL = {"dim": 64, "depth": 4, "patch_size": 8, "img_size": 32}
 IMAGES = torch.randn(2, 3, 32, 48, generator=torch.Generator().manual_seed(0))
 
 
 def small(name: str, **options: Any) -> Any:
     torch.manual_seed(0)
-    return timm.create_model(name, **{**SMALL, **options}).eval()
+    chosen = {**SMALL, **options}
+    return timm.create_model(name, **{key: value for key, value in chosen.items() if value is not None}).eval()
 
 
 def test_timm_knows_the_config_of_every_name() -> None:
@@ -129,6 +131,33 @@ def test_a_classifier_can_be_reset_with_another_pool(name: str) -> None:
     torch.testing.assert_close(model.forward_head(tokens, pre_logits=True), expected["avg"])
     with pytest.raises(ValueError, match="global_pool 'map' is not one of 'token', 'avg', 'max', ''"):
         model.reset_classifier(7, "map")
+
+
+@pytest.mark.parametrize("name", TINY)
+@torch.no_grad()
+def test_a_token_and_what_the_classifier_reads_may_differ_in_width(name: str) -> None:
+    model = small(name, depth=1)
+    features = model.forward_features(IMAGES)
+    assert features.shape[-1] == model.num_features
+    assert model.forward_head(features, pre_logits=True).shape[1] == model.head_hidden_size == model.head.in_features
+
+
+@pytest.mark.parametrize("name", STAGED)
+@torch.no_grad()
+def test_stages_end_in_a_map_of_the_size_that_the_config_names(name: str) -> None:
+    options = {"dims": (16,) * len(CONFIGS[name].dims), "depths": (1,) * len(CONFIGS[name].dims), "img_size": 64}
+    model = small(name, **options, depth=None, patch_size=None, dim=None)
+    images = torch.randn(2, 3, 64, 96)
+    height, width = model.default_cfg["pool_size"]
+    features = model.forward_features(images)
+    assert features.shape == (2, model.num_features, height, width * 3 // 2)
+    torch.testing.assert_close(model.forward_head(features), model(images))
+    torch.testing.assert_close(model.forward_intermediates(images)[0], features)
+    maps = small(name, **options, depth=None, patch_size=None, dim=None, features_only=True)(images)
+    assert maps[-1].shape == features.shape
+    for pool, expected in (("avg", features.mean((2, 3))), ("max", features.amax((2, 3))), ("", features)):
+        model.reset_classifier(0, pool)
+        torch.testing.assert_close(model(images), expected)
 
 
 @pytest.mark.parametrize("name", TINY)
@@ -239,3 +268,21 @@ def test_a_size_that_a_model_does_not_take_is_named(name: str, said: str) -> Non
     for call in (model, lambda pixels: list(model.features(pixels))):
         with pytest.raises(mixlab.InputError, match=rf"timm/{name} takes no images of 96 x 96 px \(.*\); it is {said}"):
             call(images)
+
+
+@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "resnet18"])
+def test_a_timm_model_without_a_pool_has_the_summary_of_its_last_layer(name: str) -> None:
+    """timm's own output is tokens or a map then."""
+    backbone = mixlab.create_model(f"timm/{name}", global_pool="").eval()
+    images = torch.randn(1, 3, 224, 224)
+    with torch.no_grad():
+        ((_, last),) = backbone.features(images)
+        assert backbone.model(images).ndim > 2
+        assert torch.equal(backbone(images), last.summary) and last.summary.shape == (1, backbone.dim)
+
+
+@pytest.mark.parametrize("name", ["mobilenetv3_small_050", "ghostnet_050", "efficientvit_b0", "mambaout_femto"])
+@torch.no_grad()
+def test_the_width_of_a_backbone_is_that_of_its_summary(name: str) -> None:
+    model = mixlab.create_model(f"timm/{name}").eval()
+    assert model(torch.randn(1, 3, 64, 64)).shape == (1, model.dim)

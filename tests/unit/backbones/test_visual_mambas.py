@@ -155,6 +155,11 @@ def test_vmamba_in_its_first_form_and_under_its_first_names(tmp_path: Path) -> N
         key = key.replace(".norm.", ".ln_1.") if ".blocks." in key and "self_attention" not in key else key
         old[key] = value
     check("vmamba_tiny", old, tmp_path, "model", released, [(64, 64)], **STAGES)
+    one_file = {
+        key.replace("downsample.norm", "downsample.1").replace("downsample.reduction", "downsample.2"): value
+        for key, value in state.items()
+    }
+    check("vmamba_tiny", one_file, tmp_path, "model", released, [(64, 64)], **STAGES)
 
 
 def test_localvmamba_scans_windows_that_pad_the_grid(tmp_path: Path) -> None:

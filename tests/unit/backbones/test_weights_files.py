@@ -18,6 +18,8 @@ from safetensors.torch import save, save_file
 from mixlab import create_model, load_weights
 from mixlab.backbones.backbone import Backbone
 from mixlab.backbones.weights import WeightsError, save_weights
+from mixlab.evaluation.target import load_target
+from mixlab.training.config import ModelConfig
 
 
 @pytest.fixture
@@ -195,8 +197,37 @@ def test_a_classifier_is_not_taken_for_a_backbone(model, tmp_path):
 
 def test_a_missing_part_lists_the_parts_there_are(model, state, tmp_path):
     torch.save({"student": state, "dino_loss": {"center": torch.zeros(1)}, "epoch": 1}, tmp_path / "w.pth")
-    refused(model, tmp_path / "w.pth", "no 'teacher', but student, dino_loss. To choose, build it in Python")
+    refused(model, tmp_path / "w.pth", "no 'teacher', but student, dino_loss. Write .*w.pth::student to choose student")
     load_weights(model, tmp_path / "w.pth", checkpoint_key="student")
+
+
+def test_a_part_is_chosen_behind_the_name_of_the_file(model, state, tmp_path):
+    other = {key: torch.zeros_like(value) for key, value in state.items()}
+    torch.save({"student": other, "teacher": state, "epoch": 1}, tmp_path / "w.pth")
+    torch.save(state, tmp_path / "bare.pth")
+    assert load_weights(model, tmp_path / "w.pth").part == "teacher"
+    assert load_weights(model, f"{tmp_path / 'w.pth'}::student").part == "student"
+    assert not model.final_norm.weight.any()
+    with pytest.raises(WeightsError, match="w.pth has no part 'ema', but student, teacher. Write .*w.pth::student to"):
+        load_weights(model, f"{tmp_path / 'w.pth'}::ema")
+    with pytest.raises(WeightsError, match="bare.pth holds one model and no parts; leave out ::ema"):
+        load_weights(model, f"{tmp_path / 'bare.pth'}::ema")
+    (tmp_path / "bare.pth").rename(tmp_path / "a::b")
+    assert load_weights(model, tmp_path / "a::b").part is None
+
+
+def test_training_and_commands_take_a_part(tmp_path):
+    state = random_state("vim", dim=256, depth=24, side=14)
+    other = {key: torch.zeros_like(value) for key, value in state.items()}
+    torch.save({"student": other, "teacher": state, "epoch": 1}, tmp_path / "w.pth")
+    for part in ("student", "teacher"):
+        file = f"{tmp_path / 'w.pth'}::{part}"
+        begun, measured = (
+            ModelConfig(name="dinovim_tiny", weights=file).build(),
+            load_target("dinovim_tiny", weights=file),
+        )
+        for backbone in (begun, measured.backbone):
+            assert backbone.final_norm.weight.any() == (part == "teacher")
 
 
 def test_the_only_model_of_a_checkpoint_is_loaded_whatever_it_is_called(model, state, tmp_path):
@@ -207,9 +238,7 @@ def test_the_only_model_of_a_checkpoint_is_loaded_whatever_it_is_called(model, s
 @pytest.mark.parametrize(("usual", "average"), [("model", "model_ema"), ("state_dict", "state_dict_ema")])
 def test_which_of_two_models_was_loaded_is_said(usual, average, model, state, tmp_path):
     torch.save({average: state, usual: state, "centre": {"c": torch.zeros(1)}}, tmp_path / "w.pth")
-    with pytest.warns(
-        UserWarning, match=f"w.pth also holds {average}; {usual} is loaded. .*checkpoint_key='{average}'"
-    ):
+    with pytest.warns(UserWarning, match=f"w.pth also holds {average}; {usual} is loaded. Write .*w.pth::{average} to"):
         assert load_weights(model, tmp_path / "w.pth").part == usual
     assert load_weights(model, tmp_path / "w.pth", checkpoint_key=average).part == average
 

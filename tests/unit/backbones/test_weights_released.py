@@ -161,3 +161,18 @@ def test_half_precision_weights_load_into_a_float32_model(tmp_path):
     model = create_model("dinomambareg_tiny", dim=64, depth=1, weights=tmp_path / "half.safetensors")
     assert model.embed.tokens.dtype == torch.float32
     torch.testing.assert_close(model.embed.tokens.data, state["cls_token"].float())
+
+
+@pytest.mark.parametrize("name", ["timm/resnet18", "efficientvmamba_tiny"])
+def test_counts_of_batches_may_be_missing_or_floats(name, tmp_path):
+    model = create_model(name)
+    state = (model.model if name.startswith("timm/") else model).state_dict()
+    weights = {key: value for key, value in state.items() if not key.endswith("num_batches_tracked")}
+    floats = {key: torch.tensor(7.0) for key in state.keys() - weights.keys()}
+    for entries, count in ((weights, 0), (weights | floats, 7)):
+        torch.save(entries, tmp_path / "file.pth")
+        other = create_model(name, weights=tmp_path / "file.pth")
+        found = other.state_dict()
+        assert all(torch.equal(found[key], value) for key, value in model.state_dict().items() if "num_b" not in key)
+        counts = {int(value) for key, value in found.items() if key.endswith("num_batches_tracked")}
+        assert counts == {count}

@@ -9,8 +9,9 @@ from look_runs import make_run
 
 from mixlab.analysis.claims import CLAIMS
 from mixlab.commands.claims import claims
+from mixlab.report import write_report
 from mixlab.run import RunDirectory, write_archive
-from tests.unit.analysis.records import measured
+from tests.unit.analysis.records import measured, seeds
 
 rank = command("rank")
 auc = command("auc")
@@ -70,3 +71,23 @@ def test_an_old_directory_that_is_measured_again_shows_its_gain_once(tmp_path: P
     found = claims([tmp_path / "dino", tmp_path / "untrained"])
     assert found["num_measurements"] == 4
     assert [(gain["metric"], round(gain["value"], 6)) for gain in found["gains"]] == [("knn_top1", 0.3)]
+
+
+def test_of_several_studies_the_verdict_of_each_is_given_where_it_differs(tmp_path: Path) -> None:
+    order = {"attention": 0.9, "mamba2": 0.8, "linear_attention": 0.7}
+    for study, values in (("one", order), ("other", dict(zip(order, (0.7, 0.8, 0.9), strict=True)))):
+        for family, value in values.items():
+            for place in ("a", "b"):
+                found = seeds("probe_top1", family, value, data=study) if place == "a" else []
+                content = {"kind": "probe", "measurements": [m.to_json() for m in found]}
+                RunDirectory.create(tmp_path / study / family / place).write_result("probe", content)
+    ledger = {entry["number"]: entry for entry in claims([tmp_path / "one", tmp_path / "other"])["claims"]}
+    assert ledger[14]["status"] == "contradicted"
+    assert ledger[14]["alone"] == {"one": "supported", "other": "contradicted"}
+    assert ledger[16]["alone"] == ledger[1]["alone"] == {}
+    page = write_report([tmp_path / "one"], tmp_path / "none.md").read_text(encoding="utf-8")
+    assert " alone: " not in page
+    claims([tmp_path / "one", tmp_path / "other"], run=tmp_path / "ledger")
+    for name in ("page.md", "page.html"):
+        page = write_report([tmp_path / "ledger"], tmp_path / name).read_text(encoding="utf-8")
+        assert "one alone: supported" in page and "other alone: contradicted" in page

@@ -32,7 +32,7 @@ QUICK = ("--set", "epochs=1", "--set", "batch=16", "--set", "knn.every_epochs=0"
 def one_machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Never the cluster that these tests may themselves run on; tasks of new interpreters: tests/faults. One thread, as
     jobs have: with others, sums are rounded in another way."""
-    monkeypatch.setattr(submitit.AutoExecutor, "which", staticmethod(lambda: "local"))
+    monkeypatch.setattr("mixlab.training.slurm.CLUSTER", "local")
     monkeypatch.setattr("submitit.local.local.start_controller", partial(start_controller, {}))
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -91,7 +91,7 @@ def asked_of_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str,
         (programs / name).write_text(f"#!/bin/sh\n{line}\n")
         (programs / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
-    monkeypatch.setattr(submitit.AutoExecutor, "which", staticmethod(lambda: "slurm"))
+    monkeypatch.setattr("mixlab.training.slurm.CLUSTER", "slurm")
     train(tmp_path, tmp_path / "run", "--device", device, "--launcher", "slurm", *options)
     return (tmp_path / "script").read_text()
 
@@ -143,3 +143,14 @@ def test_ports_of_jobs_lie_below_those_of_connections_and_differ_from_job_to_job
     ports = [free_of_clients(port) for port in range(20_000, 60_001)]  # what submitit chooses from
     assert min(ports) == 20_000 and max(ports) == 32_767
     assert len(set(ports)) == 12_768
+
+
+def test_without_slurm_nothing_is_started_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("mixlab.training.slurm.CLUSTER", "slurm")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    run = tmp_path / "run"
+    assert main(["train", "supervised_vit_tiny64", "--data", "shapes", "--run", str(run), "--launcher", "slurm"]) == 1
+    assert "there is no srun on this machine; leave it out to train here" in capfd.readouterr().err
+    assert not run.exists()

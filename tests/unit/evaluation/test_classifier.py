@@ -292,4 +292,6 @@ def test_files_of_visual_mambas_bring_their_classifier(name: str, state, fields,
     assert head is not None
     images = torch.randn(1, 3, 64, 64)
     with torch.no_grad():
-        torch.testing.assert_close(ProbedBackbone(model, head, image=64)(images), linear(model(images)))
+        network = ProbedBackbone(model, head, image=64)
+        torch.testing.assert_close(network(images), linear(model(images)))
+        assert network.double()(images.double()).dtype == torch.float64

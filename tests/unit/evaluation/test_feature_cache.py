@@ -101,6 +101,8 @@ def test_other_weights_images_or_precision_never_share_a_folder(tmp_path: Path) 
     ]
     assert len({cache.folder for cache in caches}) == len(caches)
     assert make_cache(tmp_path).folder == caches[0].folder
+    assert not any(cache.folder.exists() for cache in caches)  # until there is something to keep
+    fill(caches[0])
     assert json.loads((caches[0].folder / "about.json").read_text())["images"]["number"] == 44
 
 

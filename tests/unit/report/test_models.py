@@ -9,9 +9,12 @@ import pytest
 from scipy import stats
 
 from mixlab.analysis.comparisons import training_gains
+from mixlab.choices import SHOWN_MAP
 from mixlab.report import write_report
+from mixlab.report.baselines import baseline_columns
 from mixlab.report.findings import Findings, Record
 from mixlab.report.models import Column, Table, model_table, words
+from mixlab.report.shown_numbers import shown
 from mixlab.run import METRICS, UNTRAINED, Measurement, RunDirectory, Subject
 from mixlab.run.protocols import (
     PROTOCOLS,
@@ -24,6 +27,7 @@ from mixlab.run.protocols import (
     SegmentationProtocol,
     SpeedProtocol,
 )
+from mixlab.statistics import mean_over_seeds
 
 KNN = KnnProtocol(data="shapes", k=20)
 
@@ -73,6 +77,79 @@ def test_a_column_holds_the_protocol_of_most_networks_and_others_say_what_they_c
     table = table_of(measured("a", 0.5), measured("b", 0.6), measured("a", 0.3, few), measured("c", 0.2, few))
     assert column(table, "kNN") == {"a": 0.5, "b": 0.6}
     assert others(table) == {("a dino", "kNN", "10 % of the labels", 0.3), ("c dino", "kNN", "10 % of the labels", 0.2)}
+
+
+def made_for(image: int, m: Measurement) -> Measurement:
+    return replace(m, subject=replace(m.subject, native_image=image, model=f"vit_{image}"))
+
+
+def test_networks_made_for_other_images_have_columns_and_tables_of_their_own() -> None:
+    sizes = {80: ("tiny", 0.5), 160: ("small", 0.6)}
+    knn = [made_for(px, measured(name, v, replace(KNN, image=px))) for px, (name, v) in sizes.items()]
+    maps = [
+        made_for(
+            px, measured(name, v, MapProtocol(data="masks", image=160, map="cosine", layer=2), metric="binary_auc")
+        )
+        for px, (name, v) in sizes.items()
+    ]
+    task = SegmentationProtocol(data="ade", mode="single")
+    dense = made_for(80, measured("tiny-segment", 0.3, task, metric="miou"))
+    table = table_of(*knn, *maps, dense)
+    assert not table.others
+    parts = [
+        (part.image, [c.title for c in part.columns], [r.label for r in part.rows])
+        for part in table.parts(table.scores)
+    ]
+    assert parts == [
+        (160, ["kNN", "Binary-AUC"], ["small"]),
+        (80, ["kNN", "Binary-AUC"], ["tiny"]),
+        (80, ["mIoU"], ["tiny-segment"]),
+    ]
+    keys = [column.key for column in table.scores if column.title == "kNN"]
+    assert sorted(keys) == ["shapes, 160 px", "shapes, 80 px"]
+    alone = table_of(knn[0], maps[0], dense)
+    assert [part.image for part in alone.parts(alone.scores)] == [None, None]
+
+
+def test_each_data_set_and_each_kind_of_probe_has_a_column() -> None:
+    kinds = [ProbeProtocol(data="photos", lrs=rates, weight_decays=(0.0,)) for rates in ((0.1,), (1e-3, 2e-3))]
+    probes = [measured("a", 0.5 + n / 10, kind, metric="probe_top1") for n, kind in enumerate(kinds)]
+    maps = [
+        measured("a", v, MapProtocol(data=data, map="cosine", layer=2), metric="binary_auc")
+        for data, v in (("masks", 0.7), ("voc", 0.8))
+    ]
+    table = table_of(*probes, *maps)
+    assert [(c.title, c.key) for c in table.scores] == [
+        ("linear probe", "photos, lrs 0.1"), ("linear probe", "photos, lrs 0.001 0.002"),
+        ("Binary-AUC", "masks"), ("Binary-AUC", "voc"),
+    ]  # fmt: skip
+
+
+def test_maps_stand_beside_their_baselines() -> None:
+    def scores(label: str, seed: int, score: float, name: str) -> list[Measurement]:
+        how = MapProtocol(data="masks", image=64, map=name, layer=2)
+        values = {"binary_auc": score, "above_centre_prior": score - 0.8, "above_untrained": score - 0.6}
+        return [measured(label, v, how, metric=m, seed=seed) for m, v in values.items()]
+
+    findings = Findings()
+    found = [m for seed, v in enumerate((0.88, 0.92)) for m in scores(f"vit-s{seed}", seed, v, SHOWN_MAP)]
+    found += [
+        m
+        for name in ("pooled_cosine", "cosine", "norm")
+        for m in scores("vit-s0", 0, {"cosine": 0.7}.get(name, 0.9), name)
+    ]
+    findings.add(Record(RunDirectory("nowhere"), "x", "run/results/x.json", {}, found))
+    (columns,) = baseline_columns(findings)
+    cells = {(column.key, column.title): next(iter(column.cells.values())) for column in columns}
+    assert {key: round(cell.value, 3) for key, cell in cells.items()} == {
+        ("the paper's map", "Binary-AUC"): 0.7, ("the paper's map", "minus centre"): -0.1,
+        ("the paper's map", "minus untrained"): 0.1, (SHOWN_MAP, "Binary-AUC"): 0.9,
+        (SHOWN_MAP, "minus centre"): 0.1, (SHOWN_MAP, "minus untrained"): 0.3,
+    }  # fmt: skip
+    gap = mean_over_seeds([m for m in found if m.metric == "above_centre_prior" and m["map"] == SHOWN_MAP])
+    shown_cell = cells[SHOWN_MAP, "minus centre"]
+    assert (shown_cell.low, shown_cell.high, shown_cell.num_seeds) == (gap.low, gap.high, 2)
+    assert shown(shown_cell, "±")["text"] == "+0.100"
 
 
 def test_of_two_protocols_that_as_many_networks_have_the_preferred_one_is_the_column() -> None:

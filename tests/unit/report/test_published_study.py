@@ -9,11 +9,14 @@ import pytest
 from scipy import stats
 
 from mixlab.analysis.claims import CLAIMS, Evidence, draw_up
+from mixlab.choices import SHOWN_MAP
 from mixlab.report import write_report
-from mixlab.run import find_runs, unpacked
+from mixlab.run import Measurement, find_runs, unpacked
 from mixlab.run.files import read_json
 
-STUDY = Path(__file__).parents[3] / "docs" / "studies" / "miniature"
+STUDIES = Path(__file__).parents[3] / "docs" / "studies"
+STUDY = STUDIES / "miniature"
+LEDGER = STUDIES / "ledger"  # over all of them
 OTHER_REGISTERS = ("mambareg-4-", "mambareg-front-", "registers")  # a question of their own
 
 
@@ -23,9 +26,47 @@ def runs() -> Iterator[Path]:
         yield folder
 
 
-def test_its_tables_are_made_from_its_records(tmp_path: Path) -> None:
-    made = write_report([STUDY], tmp_path / "README.md").read_text(encoding="utf-8")
-    assert made == (STUDY / "README.md").read_text(encoding="utf-8"), "run `mixlab report` on it with --out README.md"
+@pytest.mark.parametrize("study", sorted(place.parent.name for place in STUDIES.glob("*/README.md")))
+def test_its_tables_are_made_from_its_records(study: str, tmp_path: Path) -> None:
+    made = write_report([STUDIES / study], tmp_path / "README.md").read_text(encoding="utf-8")
+    kept = (STUDIES / study / "README.md").read_text(encoding="utf-8")
+    assert made == kept, "run `mixlab report` on it with --out README.md"
+
+
+@pytest.mark.skipif(not LEDGER.exists(), reason="no ledger over several studies is published")
+def test_the_ledger_over_all_studies_follows_from_their_archives() -> None:
+    stored = read_json(LEDGER / "results" / "claims.json")
+    assert stored["runs"] == [f"docs/studies/{place.parent.name}" for place in sorted(STUDIES.glob("*/runs.tar.xz"))]
+    evidence = Evidence.from_runs(STUDIES.parents[1] / run for run in stored["runs"])
+    found = draw_up(evidence, [claim for claim in CLAIMS if claim.kind == "measured"])
+    known = {claim["number"]: claim["status"] for claim in stored["claims"]}
+    assert {entry.claim.number: entry.verdict.status for entry in found}.items() <= known.items()
+
+
+@pytest.mark.parametrize("study", sorted(place.parent.name for place in STUDIES.glob("*/runs.tar.xz")))
+def test_differences_of_maps_to_their_baselines_come_out_of_the_scores_of_images(study: str) -> None:
+    """Results from before these scores were kept have none."""
+    num = 0
+    with unpacked(STUDIES / study) as folder:
+        for run in find_runs([folder]):
+            shown = [m for m in run.measurements() if m["map"] == SHOWN_MAP]
+            found = {(m.metric, *_of_one_map(m)): m for m in shown}
+            for (metric, *rest), gap in found.items():
+                baseline = {"above_centre_prior": "centre_prior", "above_untrained": "untrained"}.get(metric)
+                sides = [found.get((name, *rest)) for name in ("binary_auc", baseline)]
+                scores = [None if side is None else side.by_image for side in sides]
+                if baseline and scores[0] is not None and scores[1] is not None:
+                    differences = scores[0] - scores[1]
+                    differences = differences[~np.isnan(differences)]
+                    draws = np.random.default_rng(0).choice(differences, (1000, len(differences))).mean(1)
+                    again = (differences.mean(), *np.percentile(draws, [2.5, 97.5]))
+                    assert again == pytest.approx((gap.value, gap.low, gap.high), abs=5e-3)
+                    num += 1
+    assert num or study == "miniature"
+
+
+def _of_one_map(m: Measurement) -> tuple[object, ...]:
+    return m.subject, m.seed, m["data"], m["map"], m["layer"], m["index"], m["fit"], m["image"]
 
 
 def test_its_measured_verdicts_follow_from_its_measurements(runs: Path) -> None:

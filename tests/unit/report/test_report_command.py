@@ -105,6 +105,22 @@ def test_two_values_of_one_thing_are_not_mixed_up_in_silence(tmp_path: Path) -> 
     assert note.index("two/vit/results/knn_vit.json") < note.index("one/vit/results/knn_vit.json")
 
 
+def test_a_folder_without_results_does_not_keep_others_from_the_page(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    keep_results(make_example(tmp_path / "one"), "auc_model")
+    keep_results(make_example(tmp_path / "two"), "auc_model")
+    (tmp_path / "study").mkdir()
+    write_archive(tmp_path / "two", tmp_path / "study" / "runs.tar.xz")
+    (tmp_path / "killed" / "features").mkdir(parents=True)
+    report([tmp_path / name for name in ("killed", "one", "study")], out=tmp_path / "page.html", measure=False)
+    page, said = (tmp_path / "page.html").read_text(encoding="utf-8"), " ".join(capfd.readouterr().err.split())
+    assert "one/results/auc_model.json" in page and "two/results/auc_model.json" in page
+    assert "killed is left out: it has neither config.json nor results/" in said and "study is left out" not in said
+    with pytest.raises(FileNotFoundError, match="killed is not a run directory"):
+        report([tmp_path / "killed"], out=tmp_path / "page.html", measure=False)
+
+
 def test_what_is_no_run_is_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"empty is not a run directory"):
         report([tmp_path / "empty"], out=tmp_path / "page.html")

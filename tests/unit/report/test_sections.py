@@ -43,7 +43,7 @@ def test_scores_of_another_map_have_a_chart_of_their_own_that_names_it(tmp_path:
     run.write_result("auc_model_2", other | {"protocol": {"kind": "map", "data": "shapes", "map": "norm"}})
     drawn = auc_part(read_findings([run.path]), {})
     assert drawn is not None
-    own = [figure for figure in drawn["figures"] if figure["study"] == "model"]
+    own = [figure for figure in drawn["kinds"][0]["figures"] if figure["study"] == "model"]
     assert [figure["images"].endswith("map norm") for figure in own] == [False, True]
 
 

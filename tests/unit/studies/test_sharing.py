@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from mixlab.studies.shared_gpu import CONTROL, PIPES, shared_gpu
+from mixlab.run.provenance import MPS_PIPES
+from mixlab.studies.shared_gpu import CONTROL, shared_gpu
 
 DAEMON = """#!/bin/sh
 # Answers as the control program does: commands fail until `-d` has made a daemon, `quit` ends it.
@@ -21,7 +22,7 @@ exit 0
 @pytest.fixture
 def control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A control program of our own, first in the path: there is no GPU here, and a real one serves all users of one."""
-    monkeypatch.delenv(PIPES, raising=False)
+    monkeypatch.delenv(MPS_PIPES, raising=False)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
@@ -41,24 +42,24 @@ def write(control: Path, *, starts: int = 0, reaches: bool = True) -> None:
 def test_it_is_started_for_the_processes_within_and_ended_after_them(control: Path) -> None:
     write(control)
     with shared_gpu() as shared:
-        assert shared and (control.parent / "daemon").read_text().strip() == os.environ[PIPES]
-    assert PIPES not in os.environ and not (control.parent / "daemon").exists()
+        assert shared and (control.parent / "daemon").read_text().strip() == os.environ[MPS_PIPES]
+    assert MPS_PIPES not in os.environ and not (control.parent / "daemon").exists()
 
 
 def test_one_that_a_killed_study_left_is_used_and_stays(control: Path) -> None:
     write(control)
     (control.parent / "daemon").touch()
     with shared_gpu() as shared:
-        assert shared and PIPES in os.environ
+        assert shared and MPS_PIPES in os.environ
     assert (control.parent / "daemon").exists()
 
 
 def test_one_that_someone_set_up_is_left_alone(control: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(control)
-    monkeypatch.setenv(PIPES, "/theirs")
+    monkeypatch.setenv(MPS_PIPES, "/theirs")
     with shared_gpu() as shared:
-        assert shared and os.environ[PIPES] == "/theirs"
-    assert os.environ[PIPES] == "/theirs" and not (control.parent / "said").exists()
+        assert shared and os.environ[MPS_PIPES] == "/theirs"
+    assert os.environ[MPS_PIPES] == "/theirs" and not (control.parent / "said").exists()
 
 
 def test_without_it_or_where_it_fails_nothing_happens(control: Path) -> None:
@@ -66,8 +67,8 @@ def test_without_it_or_where_it_fails_nothing_happens(control: Path) -> None:
         assert not shared
     write(control, starts=1)
     with shared_gpu() as shared:
-        assert not shared and PIPES not in os.environ
+        assert not shared and MPS_PIPES not in os.environ
     write(control, reaches=False)
     with shared_gpu() as shared:
-        assert not shared and PIPES not in os.environ, "a GPU that cannot be reached that way"
+        assert not shared and MPS_PIPES not in os.environ, "a GPU that cannot be reached that way"
     assert not (control.parent / "daemon").exists(), "a daemon that is of no use was left"

@@ -67,7 +67,7 @@ def studied(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_kind_of_part_is_command_lines_that_parse_after_what_they_need() -> None:
-    one_of_each = ("tune-small-vit", "look-tiny-mambareg-s0", "supervised-small-gatedconv-s0", "ablate-views", "cost")
+    one_of_each = ("tune-small-vit", "look-tiny-mambareg-s0", "supervised-tiny-gatedconv-s0", "ablate-views", "cost")
     for part in one_of_each:
         seen: set[str] = set()
         for step in STUDY.parts[part].steps(SETTING):

@@ -21,6 +21,7 @@ from mixlab.evaluation.target import load_target
 from mixlab.recipes import RECIPES, find_recipe
 from mixlab.run.codec import to_json
 from mixlab.run.files import read_json, write_json
+from mixlab.run.provenance import MPS_PIPES
 from mixlab.studies import shipping
 from mixlab.studies.speedrun import page
 from mixlab.studies.speedrun.record import changed_settings, command_of, read_record
@@ -56,6 +57,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as stopped:
         patch.setattr(Trainer, "report", stop_after_six)
+        patch.setenv(MPS_PIPES, "/mps")
         go(root, "run", "--seed", "1")
     assert stopped.value.code == 143
     assert not (root / "run" / "results" / "speedrun.json").exists()
@@ -100,6 +102,8 @@ def test_a_stopped_run_resumes_and_its_record_has_scores_that_can_be_measured_ag
     stored = model_from_file(run).state_dict()["layers.0.mlp.up.weight"]
     assert torch.equal(stored, stored.half().float()), "what is kept has 16 bits"
     assert [row["step"] for row in record["curve"]] == list(range(1, 13))
+    assert record["shares_gpu"], "its first session shared the GPU"
+    assert not read_record(ran / "tuned")["shares_gpu"]
 
 
 def test_tuning_scores_the_held_out_fifth(ran: Path) -> None:
@@ -163,6 +167,8 @@ def test_published_runs_are_rows_without_places_that_can_be_made_again(ran: Path
         text.partition(f"<!-- {mark} -->")[2].partition("<!-- end")[0] for mark in ("runs", "held-out runs")
     )
     assert f"| 1: {100 * knn:.1f} |" in table and "mixlab speedrun dino_vit_tiny160 --data photos" in table
+    seconds = read_record(ran / "run")["seconds"]["training"]
+    assert f"| ({seconds:,.0f}) |" in table, "seconds of a run that shared the GPU"
     assert "optim.lr=0.003" in tuned and "optim.lr" not in table
     for file in docs.rglob("*.json"):
         assert str(ran) not in file.read_text(), f"{file} names a place on this machine"

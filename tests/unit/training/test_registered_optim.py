@@ -247,6 +247,16 @@ def test_what_no_checkpoint_could_hold_is_refused(state: Any, group: Any, said: 
         kept.numbers()
 
 
+@pytest.mark.parametrize("place", ["history:0", "history:2:0", "history:7", "history:x", "other:0"])
+def test_a_place_in_no_list_of_the_checkpoint_is_refused(place: str) -> None:
+    network = nn.Linear(3, 2)
+    kept = TrainingState(Bag(network), torch.optim.SGD(parameter_groups(network, set()), lr=0.1))  # type: ignore[arg-type]
+    history = 1.0 if place == "history:0" else [1.0, None]
+    numbers = {"state": {"weight": {"history": history}}, "groups": [{}, {}]}
+    with pytest.raises(mixlab.InputError, match="which in this model is not there"):
+        kept.load([(f"optimizer/{place}/weight", torch.ones(1))], numbers)
+
+
 @pytest.mark.parametrize(
     ("name", "at_start", "change"),
     [

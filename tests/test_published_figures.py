@@ -1,0 +1,143 @@
+"""Figures that pages quote are those of the records they come from: the published study, cards, and JSON beside them.
+
+`docs/studies/miniature/README.md` and the tables of `docs/speedrun.md` are made from records, as their own tests see.
+"""
+
+import re
+from pathlib import Path
+from statistics import mean
+
+import pytest
+
+from mixlab.backbones.zoo import SHIPPED
+from mixlab.run.files import read_json
+from mixlab.studies.miniature.parts import PARTS
+
+ROOT = Path(__file__).parents[1]
+STUDY = ROOT / "docs" / "studies" / "miniature" / "README.md"
+SHIPPED_FOLDER = ROOT / "mixlab" / "shipped"
+COLUMNS = {"kNN-20, DINO, %": "kNN", "linear probe, DINO, the best of its grid, %": "linear probe"}
+FAMILIES = ("vit", "linearvit", "dinovim", "mambareg", "gatedconv")
+
+
+def text_of(path: str | Path) -> str:
+    """In one line: sentences are wrapped anywhere."""
+    return " ".join((ROOT / path).read_text(encoding="utf-8").split())
+
+
+def tables(path: str | Path, first: str) -> list[dict[str, dict[str, str]]]:
+    """The tables whose first column is called so: rows by their first cell, cells by column."""
+    lines = (ROOT / path).read_text(encoding="utf-8").splitlines()
+    found = []
+    for start in (number for number, line in enumerate(lines) if line.startswith(f"| {first} |")):
+        cells = []
+        for line in lines[start:]:
+            if not line.startswith("|"):
+                break
+            cells.append([cell.strip().strip("`") for cell in line.strip("|").split("|")])
+        header, _, *rows = cells
+        found.append({row[0]: dict(zip(header, row, strict=True)) for row in rows})
+    return found
+
+
+def table(path: str | Path, first: str) -> dict[str, dict[str, str]]:
+    return tables(path, first)[0]
+
+
+def study_table() -> dict[str, dict[str, str]]:
+    """Models of the miniature: scores and ranks, by the titles of columns without their protocols."""
+    found: dict[str, dict[str, str]] = {}
+    for part in tables(STUDY, "model | seeds"):
+        for name, row in part.items():
+            own = found.setdefault(name, {})
+            own |= {
+                title.partition(" (")[0]: cell for title, cell in row.items() if title.partition(" (")[0] not in own
+            }
+    return found
+
+
+def test_the_minutes_of_the_miniature_are_those_of_its_record() -> None:
+    said = re.search(r"minutes: ((?:\w+ [\d.]+(?:, )?)+)\.", STUDY.read_text(encoding="utf-8"))
+    assert said
+    measured = {part: float(minutes) for part, minutes in (pair.split() for pair in said[1].split(", "))}
+    written = table("docs/miniature.md", "part")
+    assert set(measured) == set(PARTS) == set(written)
+    for name, part in PARTS.items():
+        assert float(written[name]["minutes"]) == part.minutes
+        if name != "ranks":  # which ran on a CPU, and is estimated for a GPU
+            assert part.minutes == pytest.approx(measured[name], abs=0.051), name
+    assert f"took {measured['ranks']} minutes on two shared CPU cores" in text_of("docs/miniature.md")
+    assert sum(part.minutes for part in PARTS.values()) == pytest.approx(30, abs=5)  # "half an hour"
+
+
+def test_the_miniatures_scores_in_experiments_and_readme_are_those_of_its_tables() -> None:
+    study = study_table()
+    experiments = (ROOT / "EXPERIMENTS.md").read_text(encoding="utf-8")
+    for line, column in COLUMNS.items():
+        row = next(row for row in experiments.splitlines() if row.startswith(f"| {line} |"))
+        quoted = [cell.split()[0] for cell in row.strip("| ").split("|")[1:]]
+        assert quoted == [study[family][column].split()[0] for family in FAMILIES], line
+    row = next(row for row in experiments.splitlines() if row.startswith("| classifier, with labels, % |"))
+    own = [study[f"{family}-supervised"]["own classifier"].split()[0] for family in FAMILIES]
+    assert [cell.strip() for cell in row.strip("| ").split("|")[1:]] == own
+    readme = text_of("README.md")
+    assert f"({own[4]} % against {own[2]} and {own[3]} %)" in readme
+    softmax, linear, *mamba = (float(study[name]["numerical rank"].split()[0]) for name in FAMILIES[:4])
+    assert {round(rank) for rank in mamba} == {31}
+    assert f"rank {softmax:.0f} of 256 with softmax, 31 with Mamba and {linear:.0f} with linear attention" in readme
+
+
+def test_the_table_of_shipped_networks_is_that_of_their_cards() -> None:
+    written = table(SHIPPED_FOLDER / "README.md", "network")
+    isolation = []
+    for name in SHIPPED:
+        card = (ROOT / "mixlab" / f"{name}.md").read_text(encoding="utf-8")
+        few, own = re.findall(r"\| kNN in these bits \| ([\d.]+) %, of the run's own ([\d.]+) %", card)[0]
+        assert (written[name]["kNN-20 in 6 bits"], written[name]["in 16 bits"]) == (few, own), name
+        isolation += re.findall(r"\| isolation, \d+ \| masks \| ([\d.]+) \[.*?\] \| ([\d.]+) \| ([\d.]+) \|", card)
+    found, centre, untrained = (list(map(float, column)) for column in zip(*isolation, strict=True))
+    assert f"a Binary-AUC of {min(found)} to {max(found)} against masks" in text_of("README.md")
+    said = f"A blob in the centre has {mean(centre):.3f}, the same networks before training have {mean(untrained):.3f}."
+    assert said in text_of("README.md")
+
+
+def test_the_readmes_speedruns_are_rows_of_their_page() -> None:
+    rows = table("docs/speedrun.md", "recipe")
+    knn = {recipe: row["kNN-20, % over seeds"].split()[0] for recipe, row in rows.items()}
+    small = {name: knn[f"dino_{name}_small160"] for name in ("vit", "gatedconv", "dinovim", "dinomambareg")}
+    readme = text_of("README.md")
+    assert f"is {small['vit']} % for ViT-S (three seeds" in readme
+    said = f"{small['gatedconv']} % for a gated CNN, {small['dinovim']} % for DinoVim and {small['dinomambareg']} % for"
+    assert f"it is {said} Mamba-Reg" in readme
+    seconds = [float(rows[f"dino_{name}_small160"]["training, s"]) for name in small]
+    assert (round(min(seconds) / 60), round(max(seconds) / 60)) == (4, 8)  # "four to eight minutes"
+
+
+def test_long_sequences_quotes_its_json() -> None:
+    record = read_json(ROOT / "docs" / "studies" / "long_sequences.json")
+    written = table("docs/long_sequences.md", "px (tokens), batch")
+    columns = {"linearvit_base": "LinearViT-B", "dinovim_base": "DinoVim-B", "mambaout_base": "MambaOut-B"}
+    for row in record["backbones"]:
+        place = written[f"{row['px']:,} ({row['tokens']:,}), {row['batch']}"]
+        if row["model"] == "vit_base":
+            assert place["ViT-B"] == f"{row['images_per_s']:.3g} img/s"
+        else:
+            assert place[columns[row["model"]]] == f"{row['speed_over_vit']:.2f} x"
+    text = text_of("docs/long_sequences.md")
+    memory = {name: [row["memory_over_vit"] for row in record["backbones"] if row["model"] == name] for name in columns}
+    assert f"DinoVim-B needs {max(memory['dinovim_base']):.2f} of ViT-B's, LinearViT-B 1.00 (" in text
+    assert f"{max(memory['linearvit_base']):.2f} at 2,048 px), MambaOut-B {max(memory['mambaout_base']):.2f}" in text
+    for crossing in record["crossings"]:
+        if crossing["faster_from_px"].startswith("about "):
+            assert f"{int(crossing['faster_from_px'].removeprefix('about ')):,} px" in text
+
+
+def test_every_damaged_jpeg_is_counted_once() -> None:
+    said = re.search(
+        r"Of ([\d,]+) damaged JPEGs .*? both decode ([\d,]+) to the same bits and refuse ([\d,]+); torchvision alone "
+        r"refuses ([\d,]+), Pillow alone ([\d,]+),",
+        text_of("EXPERIMENTS.md"),
+    )
+    assert said
+    total, *parts = (int(number.replace(",", "")) for number in said.groups())
+    assert sum(parts) == total

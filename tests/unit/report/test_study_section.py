@@ -1,0 +1,43 @@
+"""The section on a study: what it cost, wherever its networks were trained."""
+
+from pathlib import Path
+from typing import Any
+
+from mixlab.report import write_report
+from mixlab.report.findings import read_findings
+from mixlab.report.study import study_part
+from mixlab.run import RunDirectory
+
+
+def write_study(place: Path, *, shares: bool) -> None:
+    data = {"name": "photos", "num_images": 9, "num_classes": 0, "num_masks": 3}
+    minutes = {"dino-tiny-vit-s0": 0.3, **{f"look-tiny-vit-s{n}": 1.0 for n in range(12)}}
+    about: dict[str, Any] = {"kind": "study", "data": data, "masks": "masks", "seeds": [0, 1], "steps": {}}
+    about |= {"minutes": minutes, "total_minutes": 12.3, "provenance": {"command": "mixlab study small"}}
+    RunDirectory.create(place).write_result("study", about)
+    for seed, seconds in enumerate((100.0, 140.0)):
+        timed = {"kind": "speedrun", "method": "dino", "recipe": "dino_vit_tiny160", "timed_on": "GPU", "seed": seed}
+        timed |= {"seconds": {"training": seconds, "scoring": 20.0, "all_in": seconds + 20}, "steps": 4500}
+        timed |= {"images_seen": 1_152_000, "shares_gpu": shares and seed == 1, "sessions": [{"commit": "abc"}]}
+        RunDirectory.create(place / f"vit-tiny-s{seed}").write_result("speedrun", timed)
+
+
+def test_the_minutes_of_networks_are_their_own_and_not_those_of_the_part_that_found_them_trained(
+    tmp_path: Path,
+) -> None:
+    write_study(tmp_path / "small", shares=False)
+    (one,) = study_part(read_findings([tmp_path / "small"]))
+    assert one["minutes"] == {"networks": 280 / 60, "look": 12.0} and one["total_minutes"] == 12 + 280 / 60
+    (row,) = one["trainings"]
+    assert (row["label"], row["seconds"], row["commits"]) == ("vit-tiny", {"training": 120, "all_in": 140}, ["abc"])
+    table = write_report([tmp_path / "small"], tmp_path / "README.md").read_text(encoding="utf-8")
+    assert "| vit-tiny | 0, 1 | dino\\_vit\\_tiny160 | 4,500 | 1,152,000 | 120 | 140 | abc |" in table
+
+
+def test_networks_that_shared_a_gpu_have_no_time_of_their_own(tmp_path: Path) -> None:
+    write_study(tmp_path / "small", shares=True)
+    (one,) = study_part(read_findings([tmp_path / "small"]))
+    assert one["trainings"][0]["seconds"] is None and one["minutes"]["networks"] == 280 / 60
+    for name in ("README.md", "page.html"):
+        made = write_report([tmp_path / "small"], tmp_path / name).read_text(encoding="utf-8")
+        assert "– | – | abc" in made or 'data-name="all in, s"><span>–' in made
