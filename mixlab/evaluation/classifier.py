@@ -213,16 +213,15 @@ def load_classifier(
     """The classifier of a TARGET: the probe in the file `head`, the run's own probe, the classifier that it was trained
     with or that its released weights include, or timm's own."""
     name, label = split_target(text)
-    if name.startswith("timm/") and head is None:
+
+    def from_timm(model: str) -> NamedClassifier:
         found = timm_classifier(
-            name.removeprefix("timm/"),
-            weights=weights,
-            image=image,
-            crop_share=crop_share,
-            label=label or None,
-            training=training,
+            model, weights=weights, image=image, crop_share=crop_share, label=label or None, training=training
         )
         return found.to(choose_device(str(device) if device is not None else None))
+
+    if name.startswith("timm/") and head is None:
+        return from_timm(name.removeprefix("timm/"))
     target, place = load_target(text, weights=weights, training=training, device=device), Path(name)
     if head is None and place.is_dir():
         head = own_probe(place)
@@ -238,6 +237,8 @@ def load_classifier(
     if weights is not None and (released := _classifier_in(weights, target.backbone)) is not None:
         network = ProbedBackbone(target.backbone, released, image=view.size)
         return NamedClassifier(network, released.classes, view, target.subject, kind=RELEASED_WITH, seed=target.seed)
+    if weights is not None and (model := target.backbone.architecture().get("timm_name")):
+        return from_timm(str(model))
     raise InputError(
         f"{text} has no classifier: give --head FILE, probe it first (`mixlab probe {text}`), or name timm/MODEL"
     )

@@ -3,7 +3,8 @@
 from mixlab.analysis.comparisons import DEFAULT_MAPS, Group, Network, grouped, is_final_layer, over_seeds, preference
 from mixlab.choices import SHOWN_MAP
 from mixlab.report.findings import Findings
-from mixlab.report.models import Cell, Column, mean_of
+from mixlab.report.models import mean_of
+from mixlab.report.table import Cell, Column
 from mixlab.run import UNTRAINED, Measurement
 from mixlab.statistics import Quantity, mean_over_seeds
 

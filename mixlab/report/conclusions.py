@@ -12,7 +12,7 @@ from mixlab.analysis.comparisons import Network, grouped, is_final_layer, over_s
 from mixlab.choices import SHOWN_MAP
 from mixlab.data.source_names import is_drawn
 from mixlab.report.findings import Findings, Record
-from mixlab.report.models import Cell, Column, Row, Table
+from mixlab.report.table import Cell, Column, Row, Table
 from mixlab.run import UNTRAINED, Measurement
 from mixlab.statistics import Significance, mean_over_seeds
 

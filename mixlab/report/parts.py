@@ -11,7 +11,7 @@ from mixlab.report.baselines import baseline_columns
 from mixlab.report.conclusions import conclusions
 from mixlab.report.exhibits import exhibit_part
 from mixlab.report.findings import Findings, Record
-from mixlab.report.models import Table, mean_of, model_table, style_rows
+from mixlab.report.models import mean_of, model_table, style_rows
 from mixlab.report.origins import commands_with_records, machines_of
 from mixlab.report.photograph import through_models
 from mixlab.report.pictures import dense_pictures, matrix_pictures, picture_rows
@@ -20,6 +20,7 @@ from mixlab.report.same_images import join_maps
 from mixlab.report.sections import auc_part, place_of, rank_part, scaling_part, training_part
 from mixlab.report.shown_numbers import shown, signed
 from mixlab.report.study import study_part
+from mixlab.report.table import Table
 from mixlab.run import UNTRAINED, base_label
 
 

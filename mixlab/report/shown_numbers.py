@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from mixlab.report.models import Cell
+from mixlab.report.table import Cell
 from mixlab.statistics import Quantity, with_interval
 
 

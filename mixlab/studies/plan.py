@@ -146,8 +146,8 @@ def cost_step(setting: Setting, models: Iterable[str]) -> Step:
     )
 
 
-def rank_step(setting: Setting, run: Path, depth: int, needs: tuple[str, ...] = ()) -> Step:
-    """Ranks of a run at each quarter of its depth."""
+def rank_step(setting: Setting, run: Path, depth: int, needs: tuple[str, ...] = (), *, whole: bool = False) -> Step:
+    """Ranks of a run at each quarter of its depth, with those of whole matrices if asked."""
     effort = setting.effort
     layers = sorted({max(1, round((effort.depth or depth) * quarter / 4)) - 1 for quarter in (1, 2, 3, 4)})
     size = ("--image", str(effort.rank_image), "--chunk", str(effort.rank_chunk), "--num-images", "1")
@@ -155,7 +155,16 @@ def rank_step(setting: Setting, run: Path, depth: int, needs: tuple[str, ...] = 
         f"rank {run.name}",
         f"{run.name}: ranks",
         "what is the rank of off-diagonal blocks?",
-        ("rank", str(run), "--data", setting.masks, *size, "--layers", *map(str, layers)),
+        (
+            "rank",
+            str(run),
+            "--data",
+            setting.masks,
+            *size,
+            "--layers",
+            *map(str, layers),
+            *(["--whole"] if whole else []),
+        ),
         run / "results" / f"rank_{run.name}.json",
         here=("--device", setting.device),
         needs=needs,

@@ -203,7 +203,8 @@ def _looked_at(
 ) -> Iterator[Step]:
     """Maps against masks, corrupted images, ranks, pictures and segmentation, after these steps."""
     effort = setting.effort
-    yield score(setting, [place], ("map", *map_studies(family), "model"), into=place, needs=trained)
+    tokens = ("token",) if family.label == "dinovim" else ()  # in the middle, and its copy in front
+    yield score(setting, [place], ("map", *map_studies(family), *tokens, "model"), into=place, needs=trained)
     if setting.voc is not None:
         other = ("map", "layer", "model")
         yield Step(
@@ -226,7 +227,8 @@ def _looked_at(
         needs=trained,
     )
     if family.label in RANKED:
-        yield rank_step(setting, place, DEPTHS_160[family.name], trained)
+        whole = (size, family.label) == ("small", "vit")  # is a low rank enough for softmax? matrices of 1,024 tokens
+        yield rank_step(setting, place, DEPTHS_160[family.name], trained, whole=whole)
     if setting.voc is not None and seed == setting.seeds[0]:
         segmented = place.with_name(f"{place.name.rpartition('-')[0]}-segment-s{seed}")
         recipe, settings = recipe_of("segment", size, family), sets(*effort.segment, f"seed={seed}")

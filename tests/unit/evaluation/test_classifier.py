@@ -242,6 +242,16 @@ def test_a_model_is_evaluated_with_the_crop_share_of_its_own(recipe, fields, sha
     assert KnnSettings(crop_share=0.9).view(backbone).crop_share == 0.9
 
 
+def test_weights_of_timms_mambaout_bring_their_classifier_under_its_name_in_the_zoo(tmp_path: Path) -> None:
+    theirs = timm.create_model("mambaout_femto").eval()
+    torch.save(theirs.state_dict(), tmp_path / "femto.pth")
+    images = torch.randn(1, 3, 64, 64)
+    for name in ("mambaout_femto", "timm/mambaout_femto"):
+        found = load_classifier(name, weights=str(tmp_path / "femto.pth"), device="cpu")
+        with torch.no_grad():
+            assert torch.equal(found.network.eval()(images), theirs(images))
+
+
 def test_released_weights_of_a_zoo_model_bring_their_classifier(tmp_path: Path) -> None:
     torch.manual_seed(0)
     theirs = timm.create_model("deit_tiny_patch16_224", depth=2).eval()

@@ -13,8 +13,9 @@ from mixlab.choices import SHOWN_MAP
 from mixlab.report import write_report
 from mixlab.report.baselines import baseline_columns
 from mixlab.report.findings import Findings, Record
-from mixlab.report.models import Column, Table, model_table, words
+from mixlab.report.models import model_table, words
 from mixlab.report.shown_numbers import shown
+from mixlab.report.table import Column, Table
 from mixlab.run import METRICS, UNTRAINED, Measurement, RunDirectory, Subject
 from mixlab.run.protocols import (
     PROTOCOLS,
