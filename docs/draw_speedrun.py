@@ -27,6 +27,7 @@ NAMES = {
 OFFSETS = {
     ("vit", "tiny"): (-38, -4),
     ("linearvit", "tiny"): (4, -18),
+    ("linearvit", "small"): (8, -8),
     ("gatedconv", "tiny"): (-30, 9),
     ("dinovim", "tiny"): (8, -6),
     ("dinovim", "small"): (8, -15),

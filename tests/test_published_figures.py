@@ -104,11 +104,16 @@ def test_the_table_of_shipped_networks_is_that_of_their_cards() -> None:
 def test_the_readmes_speedruns_are_rows_of_their_page() -> None:
     rows = table("docs/speedrun.md", "recipe")
     knn = {recipe: row["kNN-20, % over seeds"].split()[0] for recipe, row in rows.items()}
-    small = {name: knn[f"dino_{name}_small160"] for name in ("vit", "gatedconv", "dinovim", "dinomambareg")}
+    small = {
+        name: knn[f"dino_{name}_small160"] for name in ("vit", "linearvit", "gatedconv", "dinovim", "dinomambareg")
+    }
     readme = text_of("README.md")
     assert f"is {small['vit']} % for ViT-S (three seeds" in readme
-    said = f"{small['gatedconv']} % for a gated CNN, {small['dinovim']} % for DinoVim and {small['dinomambareg']} % for"
-    assert f"it is {said} Mamba-Reg" in readme
+    assert f"LinearViT has {small['linearvit']} %, and after half as many steps" in readme
+    said = (
+        f"a gated CNN has {small['gatedconv']} %, DinoVim {small['dinovim']} % and Mamba-Reg {small['dinomambareg']} %."
+    )
+    assert said in readme
     seconds = [float(rows[f"dino_{name}_small160"]["training, s"]) for name in small]
     assert (round(min(seconds) / 60), round(max(seconds) / 60)) == (4, 8)  # "four to eight minutes"
 
