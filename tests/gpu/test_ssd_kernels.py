@@ -62,7 +62,7 @@ def check(inputs: list[Tensor], num_reverse: int, *, oracle=ssd_recurrence, slac
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("length", [1, 2, 16, 17, 32, 63, 64, 65, 80, 81, 96, 97, 197, 198])
+@pytest.mark.parametrize("length", [1, 2, 16, 17, 32, 33, 48, 49, 63, 64, 65, 80, 81, 96, 97, 197, 198])
 def test_the_kernels_give_the_recurrence_and_every_gradient(length: int, dtype: torch.dtype, poisoned: None) -> None:
     check(scan_inputs(length, dtype), 4)
 
@@ -80,7 +80,7 @@ ALL_SIZES = [(state, width) for state in SIZES for width in SIZES]
 @pytest.mark.parametrize(("state", "width"), ALL_SIZES if EVERYTHING else SOME_SIZES)
 def test_all_sizes_of_state_and_head_agree(state: int, width: int, poisoned: None) -> None:
     for batch in (1, 2, 3):
-        for length in (70, 127):
+        for length in (38, 70, 127):
             inputs = scan_inputs(length, torch.bfloat16, batch=batch, state=state, width=width, heads=9, groups=1)
             check(inputs, 0, slack=3)
 
@@ -210,7 +210,7 @@ def test_strided_inputs_are_read_in_place() -> None:
     assert torch.equal(ssd(q, k, transposed, dt, A, skip, num_reverse=4), expected)
 
 
-@pytest.mark.parametrize("length", [18, 66, 198])
+@pytest.mark.parametrize("length", [18, 38, 66, 198])
 def test_the_same_input_gives_the_same_bits(length: int) -> None:
     inputs = scan_inputs(length, torch.bfloat16, batch=8, heads=48)
     dy = torch.randn_like(inputs[2])

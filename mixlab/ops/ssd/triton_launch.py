@@ -48,8 +48,16 @@ def heads_per_program(group_heads: int, tiles: int) -> int:
 
 def warps_of_tile(tile: int, q: Tensor, v: Tensor) -> int:
     """Warps for a sequence of one tile: one for a short tile of narrow heads, whose products fit its registers."""
-    narrow = max(q.shape[3], v.shape[3]) <= 64 and v.dtype == torch.bfloat16
-    return 1 if tile <= 32 and narrow else 4
+    return 1 if tile <= 32 and _are_narrow(q, v) else 4
+
+
+def warps_of_pair(tile: int, q: Tensor, v: Tensor) -> int:
+    """The same for a tile and its tail."""
+    return 2 if tile <= 32 and _are_narrow(q, v) else 4
+
+
+def _are_narrow(q: Tensor, v: Tensor) -> bool:
+    return max(q.shape[3], v.shape[3]) <= 64 and v.dtype == torch.bfloat16
 
 
 def rows_dense(tensor: Tensor) -> Tensor:

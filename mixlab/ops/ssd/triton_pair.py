@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mixlab.ops.ssd.tiling import Tiling
-from mixlab.ops.ssd.triton_launch import dot_precision, largest_divisor, launch
+from mixlab.ops.ssd.triton_launch import dot_precision, largest_divisor, launch, warps_of_pair
 from mixlab.ops.ssd.triton_steps import Flows
 from mixlab.ops.ssd.triton_tile import flows_inside, weights_of
 
@@ -166,7 +166,8 @@ def pair_forward(
         _pair_kernel, (num_heads // heads, batch), q, k, v, steps, skip, y,
         length, num_heads, group_heads, num_heads - num_reverse, steps.stride(0), heads,
         *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
-        T=tiles.tile, TAIL=tiles.tail, N=q.shape[3], P=width, PRECISION=dot_precision(v.dtype), num_warps=4,
+        T=tiles.tile, TAIL=tiles.tail, N=q.shape[3], P=width, PRECISION=dot_precision(v.dtype),
+        num_warps=warps_of_pair(tiles.tile, q, v),
     )  # fmt: skip
 
 
@@ -180,5 +181,6 @@ def pair_backward(
         _pair_values_kernel, (num_heads // heads, batch), q, k, v, dy, steps, skip, *dqk, dv, flows.sent, flows.read,
         length, num_heads, num_heads // q.shape[2], num_heads - num_reverse, heads, steps.stride(0),
         *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *dqk.stride()[1:5],
-        T=tiles.tile, TAIL=tiles.tail, N=q.shape[3], P=width, PRECISION=dot_precision(v.dtype), num_warps=4,
+        T=tiles.tile, TAIL=tiles.tail, N=q.shape[3], P=width, PRECISION=dot_precision(v.dtype),
+        num_warps=warps_of_pair(tiles.tile, q, v),
     )  # fmt: skip

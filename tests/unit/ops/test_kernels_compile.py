@@ -30,7 +30,7 @@ MEASURED = triton.__version__.startswith("3.9")
 SPILLS = {
     "_many_tiles_kernel": (648, 176, 88),
     "_values_kernel": (760, 344, 376),
-    "_pair_values_kernel": (1048, 232, 408),
+    "_pair_values_kernel": (1048, 336, 408),
     "_gated_norm_backward_kernel": (216, 144, 216),
     "_gather_both_span_kernel": (16, 0, 0),
     "_walk_kernel": (24, 0, 40),
