@@ -16,7 +16,7 @@ def baseline_columns(findings: Findings) -> list[list[Column]]:
     found = [m for m in findings.measurements.values() if m.metric in TITLES and _is_shown(m)]
     groups = [group for group in over_seeds(found) if Network.of(group[0]).training != UNTRAINED]
     tables = grouped(groups, lambda group: tuple(group[0][name] for name in ("data", "image", "fit", "num_images")))
-    tables.sort(key=lambda table: -len(table))
+    tables.sort(key=lambda table: (str(table[0][0]["data"]), table[0][0]["image"]))
     return [_columns(table, findings) for table in tables]
 
 
@@ -26,6 +26,7 @@ def _is_shown(m: Measurement) -> bool:
 
 def _columns(groups: list[Group], findings: Findings) -> list[Column]:
     columns = []
+    images = f"{groups[0][0]['data']}, {groups[0][0]['image']} px"
     for is_shown in (False, True):
         own = [group for group in groups if (group[0]["map"] == SHOWN_MAP) == is_shown]
         own.sort(key=lambda group: preference(group[0]), reverse=True)  # of one network, the last is shown
@@ -34,7 +35,7 @@ def _columns(groups: list[Group], findings: Findings) -> list[Column]:
             key = SHOWN_MAP if is_shown else "the paper's map"
             unit = "" if metric == "binary_auc" else "±"
             if cells:
-                columns.append(Column(title, unit, "", cells, str(groups[0][0]["data"]), key))
+                columns.append(Column(title, unit, "", cells, images, key))
     return columns
 
 

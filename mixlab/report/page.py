@@ -1,6 +1,7 @@
 """The page as a file: written from templates, marked as ours, and never over what somebody else wrote."""
 
 import hashlib
+import html
 import os
 import re
 from collections.abc import Sequence
@@ -124,5 +125,6 @@ def _templates(*, autoescape: bool) -> Environment:
     )
     environment.filters["number"] = show_number
     environment.filters["plain"] = lambda text: re.sub(r"([\\`*_|<>\[\]])", r"\\\1", str(text))  # in Markdown
+    environment.filters["preformatted"] = lambda text: Markup(html.escape(text, quote=False))  # quotes stay
     environment.filters["svg"] = lambda chart, scale=1.0: Markup(chart.svg(scale))  # its texts are escaped
     return environment

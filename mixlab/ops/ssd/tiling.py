@@ -43,8 +43,9 @@ class Tiling:
 
 
 def tiling(length: int, dtype: torch.dtype) -> Tiling:
-    """Tiles of 64, the height of a Hopper matrix instruction; half that in float32, for its registers, and for sequences
-    that fill 32 + 16 tokens better than 64."""
+    """Tiles of 64, the height of a Hopper matrix instruction. Half that in float32, for its registers, and where 32 + 16
+    tokens are enough.
+    """
     tile = 32 if dtype == torch.float32 or 32 < length <= 48 else 64
     num_full, rest = (0, length) if length <= tile else divmod(length, tile)
     return Tiling(tile, num_full, max(16, 1 << (rest - 1).bit_length()) if rest else 0)
