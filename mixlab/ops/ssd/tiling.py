@@ -43,8 +43,8 @@ class Tiling:
 
 
 def tiling(length: int, dtype: torch.dtype) -> Tiling:
-    """Tiles of 64, the height of a Hopper matrix instruction. Half that in float32, for its registers, and where 32 + 16
-    tokens are enough.
+    """Tiles of 64, the height of a Hopper matrix instruction. Half that in float32, for its registers, and where 32 +
+    16 tokens are enough.
     """
     tile = 32 if dtype == torch.float32 or 32 < length <= 48 else 64
     num_full, rest = (0, length) if length <= tile else divmod(length, tile)
