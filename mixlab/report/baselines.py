@@ -16,8 +16,13 @@ def baseline_columns(findings: Findings) -> list[list[Column]]:
     found = [m for m in findings.measurements.values() if m.metric in TITLES and _is_shown(m)]
     groups = [group for group in over_seeds(found) if Network.of(group[0]).training != UNTRAINED]
     tables = grouped(groups, lambda group: tuple(group[0][name] for name in ("data", "image", "fit", "num_images")))
-    tables.sort(key=lambda table: (str(table[0][0]["data"]), table[0][0]["image"]))
+    tables.sort(key=lambda table: _images(table[0]))
     return [_columns(table, findings) for table in tables]
+
+
+def _images(group: Group) -> tuple[str, int]:
+    """Their name, and their size in pixels where it is known."""
+    return str(group[0]["data"]), group[0]["image"] or 0
 
 
 def _is_shown(m: Measurement) -> bool:
@@ -26,7 +31,8 @@ def _is_shown(m: Measurement) -> bool:
 
 def _columns(groups: list[Group], findings: Findings) -> list[Column]:
     columns = []
-    images = f"{groups[0][0]['data']}, {groups[0][0]['image']} px"
+    data, image = _images(groups[0])
+    images = f"{data}, {image} px" if image else data
     for is_shown in (False, True):
         own = [group for group in groups if (group[0]["map"] == SHOWN_MAP) == is_shown]
         own.sort(key=lambda group: preference(group[0]), reverse=True)  # of one network, the last is shown

@@ -67,17 +67,23 @@ def _accuracy(table: Table) -> Iterator[Sentence]:
 
 
 def _best(table: Table, titles: Sequence[str]) -> Iterator[Sentence]:
-    """The highest and the lowest of the first column that has any, of networks trained in the way that most were."""
+    """The highest and the lowest of the first column that has any, of networks trained in the way that most were, all
+    seeds counted.
+    """
     for column in (column for title in titles for column in table.scores if column.title == title):
         rows = sorted(_rows(table, column), key=lambda pair: pair[1].value)
         if not rows:
             continue
-        trainings = Counter(row.network.training for row, _ in rows)
+        trainings = Counter[str]()
+        for row, cell in rows:
+            trainings[row.network.training] += cell.num_seeds
         usual = max(trainings, key=lambda training: trainings[training])
         ordered = [(row, cell) for row, cell in rows if row.network.training == usual]
         (low, lowest), (high, highest) = ordered[0], ordered[-1]
         name = f"{column.title[0].upper()}{column.title[1:]}" if column.title[1].islower() else column.title  # not kNN
         after = f" after {usual}" if len(trainings) > 1 else ""
+        sizes = {row.image for row, _ in ordered} - {None}
+        after += f", networks made for {sizes.pop()} px" if len(sizes) == 1 else ""
         parts = [Part(f"{name} on {_data(column.data)}{after}: ")]
         if len(ordered) == 1:
             yield [*parts, Part(_shown(highest, column), highest.record), Part(f" for {high.label}.")]
@@ -135,7 +141,9 @@ def _shown_maps(findings: Findings) -> Iterator[Sentence]:
     highest = " score highest" if len(ranked) > 1 else ""
     num = len(found["binary_auc"])
     label = best.subject.label if num == 1 else f"{Network.of(best).name} ({num} seeds)"
-    about = f"Maps of {label}{highest} on {_data(best['data'])}: Binary-AUC of {SHOWN_MAP} "
+    sizes = {group[0]["image"] for alike in images for group in alike if group[0]["data"] == best["data"]}
+    size = f" at {best['image']} px" if len(sizes) > 1 else ""
+    about = f"Maps of {label}{highest} on {_data(best['data'])}{size}: Binary-AUC of {SHOWN_MAP} "
     paired = found.get("above_untrained")
     gap = Significance.UNKNOWN if paired is None else mean_over_seeds(paired).significance
     yield _with_baselines([Part(about), shown["binary_auc"]], shown.get("untrained"), gap, shown.get("centre_prior"))

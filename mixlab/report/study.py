@@ -36,7 +36,7 @@ def _minutes(parts: dict[str, float], timed: list[Record]) -> dict[str, float]:
     methods = {record.content["method"] for record in timed}
     networks: dict[str, float] = {}
     for content in (record.content for record in timed):
-        name = "networks, several at a time" if content.get("shares_gpu", False) else "networks"
+        name = "networks trained several at a time" if content.get("shares_gpu", False) else "networks"
         networks[name] = networks.get(name, 0.0) + content["seconds"]["all_in"] / 60
     return networks | {kind: spent for kind, spent in parts.items() if kind not in methods}
 

@@ -70,6 +70,12 @@ def test_the_order_is_of_networks_trained_in_one_way() -> None:
     assert said(*found) == ["kNN on drawn scenes (shapes) after dino: a is highest with 40.0 %, b lowest with 30.0 %."]
 
 
+def test_the_usual_training_is_that_of_most_seeds() -> None:
+    seeds = [measured(f"a-s{seed}", 0.4, seed=seed, model="a") for seed in (0, 1)]
+    found = [*seeds, measured("b", 0.3, training="supervised", model="b")]
+    assert said(*found) == ["kNN on drawn scenes (shapes) after dino: 40.0 % for a."]
+
+
 def test_maps_stand_beside_their_baselines_on_the_same_images_alone() -> None:
     def auc(label: str, data: str, score: float, twin: float) -> list[Measurement]:
         how = MapProtocol(data=data, map="cosine", layer=2)
@@ -111,6 +117,16 @@ def test_no_single_seed_is_the_highest_where_another_network_has_the_higher_mean
     (one,) = conclusions(table_of(), findings, ())
     assert "".join(part.text for part in one).startswith("Maps of b (2 seeds) score highest on masks: Binary-AUC of")
     assert one[1].text == "0.890"
+
+
+def test_where_images_have_two_sizes_the_highest_is_that_of_one() -> None:
+    findings = Findings()
+    for label, size, score in (("a", 80, 0.8), ("b", 80, 0.7), ("c", 160, 0.9)):
+        how = MapProtocol(data="masks", map=SHOWN_MAP, layer=2, image=size)
+        m = measured(label, score, how, metric="binary_auc", model=label)
+        findings.measurements[m.identity] = m
+    (one,) = conclusions(table_of(), findings, ())
+    assert "".join(part.text for part in one).startswith("Maps of a score highest on masks at 80 px: Binary-AUC of")
 
 
 def test_three_sentences_are_enough_and_ranks_name_their_mixers() -> None:
