@@ -1,9 +1,10 @@
-"""Figures that pages quote are those of the records they come from: the published study, cards, and JSON beside them.
+"""Figures that pages quote are those of the records they come from: published studies, cards, and JSON beside them.
 
-`docs/studies/miniature/README.md` and the tables of `docs/speedrun.md` are made from records, as their own tests see.
+`docs/studies/*/README.md` and the tables of `docs/speedrun.md` are made from records, as their own tests see.
 """
 
 import re
+from collections import Counter
 from pathlib import Path
 from statistics import mean
 
@@ -15,6 +16,7 @@ from mixlab.studies.miniature.parts import PARTS
 
 ROOT = Path(__file__).parents[1]
 STUDY = ROOT / "docs" / "studies" / "miniature" / "README.md"
+SMALL = ROOT / "docs" / "studies" / "small" / "README.md"
 SHIPPED_FOLDER = ROOT / "mixlab" / "shipped"
 COLUMNS = {"kNN-20, DINO, %": "kNN", "linear probe, DINO, the best of its grid, %": "linear probe"}
 FAMILIES = ("vit", "linearvit", "dinovim", "mambareg", "gatedconv")
@@ -42,6 +44,14 @@ def tables(path: str | Path, first: str) -> list[dict[str, dict[str, str]]]:
 
 def table(path: str | Path, first: str) -> dict[str, dict[str, str]]:
     return tables(path, first)[0]
+
+
+def small_study(size: str, column: str, place: int = 0, suffix: str = "") -> list[str]:
+    """What the tables of the study at 160 px give each family in the first column of that name, or a later one."""
+    parts = tables(SMALL, "model | seeds")
+    rows = [[part[f"{name}-{size}{suffix}"] for part in parts if f"{name}-{size}{suffix}" in part] for name in FAMILIES]
+    found = [[cell for row in own for title, cell in row.items() if title.startswith(column)] for own in rows]
+    return [cells[place].split()[0] for cells in found]
 
 
 def study_table() -> dict[str, dict[str, str]]:
@@ -85,6 +95,44 @@ def test_the_miniatures_scores_in_experiments_and_readme_are_those_of_its_tables
     softmax, linear, *mamba = (float(study[name]["numerical rank"].split()[0]) for name in FAMILIES[:4])
     assert {round(rank) for rank in mamba} == {31}
     assert f"rank {softmax:.0f} of 256 with softmax, 31 with Mamba and {linear:.0f} with linear attention" in readme
+
+
+def test_experiments_and_readme_quote_the_tables_of_the_study_at_160_px() -> None:
+    columns = {
+        "kNN-20, %": ("kNN",),
+        "the paper's probe, %": ("linear probe",),
+        "Binary-AUC of `isolation`, masks": ("Binary-AUC (isolation)",),
+        "above the blob, masks": ("minus centre (isolation)",),
+        "above the twin, masks": ("minus untrained (isolation)",),
+        "Binary-AUC of `isolation`, VOC": ("Binary-AUC (isolation)", 1),
+        "the paper's map above the twin, masks": ("minus untrained (the paper",),
+        "mean over changed images, %": ("mean (",),
+        "numerical rank of blocks": ("numerical rank",),
+        "effective rank of blocks": ("effective rank",),
+        "classifier trained with labels, %": ("own classifier", 0, "-supervised"),
+        "mIoU on VOC, %": ("mIoU", 0, "-segment"),
+    }
+    written = table("EXPERIMENTS.md", "measured | ViT")
+    assert len(written) == 2 * len(columns) - 1  # with labels there are tiny networks alone
+    for line, cells in written.items():
+        size, _, what = line.partition(": ")
+        assert list(cells.values())[1:] == small_study(size, *columns[what]), line
+    sizes = ("tiny", "small")
+    auc, above = (
+        [float(cell) for size in sizes for cell in small_study(size, f"{name} (isolation)")]
+        for name in ("Binary-AUC", "minus untrained")
+    )
+    twins = [score - gap for score, gap in zip(auc, above, strict=True)]
+    said = f"{min(auc):.3f} to {max(auc):.3f}, that of a blob in the centre 0.864, that of untrained networks "
+    assert said + f"{min(twins):.3f} to {max(twins):.3f}." in text_of("README.md")
+
+
+def test_experiments_counts_the_verdicts_of_the_ledger_over_both_studies() -> None:
+    claims = read_json(ROOT / "docs" / "studies" / "ledger" / "results" / "claims.json")["claims"]
+    num = Counter(claim["status"] for claim in claims)
+    said = f"{num['supported']} are supported, {num['supported in part']} in part, {num['contradicted']} contradicted, "
+    said += f"{num['not resolved at this scale']} not resolved and {num['not measured']} not measured ([one ledger"
+    assert said in text_of("EXPERIMENTS.md")
 
 
 def test_the_table_of_shipped_networks_is_that_of_their_cards() -> None:
