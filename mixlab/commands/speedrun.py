@@ -87,12 +87,13 @@ def _train_and_score(
     from mixlab.recipes import recipe_for
     from mixlab.run import RunDirectory
     from mixlab.studies.elapsed import noting_time
-    from mixlab.studies.speedrun.record import NAME, PROBE, SECONDS, K, make_record
+    from mixlab.studies.speedrun.record import NAME, PROBE, SECONDS, K, changed_settings, check_same, make_record
     from mixlab.training.distributed import choose_device
     from mixlab.training.settings import override
-    from mixlab.training.stored_settings import has_begun
+    from mixlab.training.stored_settings import has_begun, is_over
 
-    if has_begun(RunDirectory(run)) and not (run / SECONDS).is_file():
+    directory = RunDirectory(run)
+    if has_begun(directory) and not (run / SECONDS).is_file():
         raise InputError(f"{run} was started by another command, so its time was not recorded; choose another --run")
     splits = labelled_splits(source)  # what cannot be scored in the end is refused before it is trained on
     if len(splits.train) < len(parse_source(source)):
@@ -101,14 +102,18 @@ def _train_and_score(
     here = [f"data.workers={workers}"] if workers is not None else []
     here += ["precision=fp32"] if where == "cpu" else []
     given = TrainingRun(recipe, data=source, run=run, set=(*here, *settings), device=device)
-    override(recipe_for(run, recipe), given.set)  # a wrong name leaves no run behind
+    asked = override(recipe_for(run, recipe), given.set)  # a wrong name leaves no run behind
+    if is_over(directory):  # it is only scored
+        config = directory.read_config()
+        trained = config | {"changed": changed_settings(config["recipe"], config["settings"])}
+        check_same(trained, run, recipe=recipe, seed=asked.seed, settings=settings, data=source)
     target = LabelledTarget(str(run), data=source, device=device, workers=workers)
     with redirect_stdout(sys.stderr):  # the answers of these commands are notes here
-        with RunDirectory(run).kept_if_used(notes=[SECONDS]), noting_time(run / SECONDS, "training"):
-            start_training(given, Answer(), command="pretrain")
+        with directory.kept_if_used(notes=[SECONDS]), noting_time(run / SECONDS, "training"):
+            if not is_over(directory):
+                start_training(given, Answer(), command="pretrain")
             shrink_file(run / "weights.safetensors", bits=16)  # what is scored is what is kept
         with noting_time(run / SECONDS, "scoring"):
             knn(target, KnnSettings(k=(K,)), Answer())
             probe(target, PROBE, WideAnswer())
-    directory = RunDirectory.open(run)
     directory.write_result(NAME, make_record(directory, device=where))

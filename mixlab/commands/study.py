@@ -9,7 +9,7 @@ import tyro
 
 from mixlab.commands.answer import Answer
 from mixlab.commands.options import Device, Flat
-from mixlab.errors import InputError, check_counts, did_you_mean
+from mixlab.errors import InputError, check_counts, did_you_mean, few
 
 STUDIES = ("miniature", "small")
 
@@ -63,7 +63,7 @@ def study(
     answer.check()
     check_counts(seeds=seeds, at_once=at_once)
     from mixlab.studies.miniature.parts import MINIATURE
-    from mixlab.studies.publishing import publish_study
+    from mixlab.studies.publishing import check_place, publish_study
     from mixlab.studies.small.parts import small_study
     from mixlab.studies.study import run_study
 
@@ -79,6 +79,8 @@ def study(
         raise InputError("a study needs a directory for its runs; give --run DIR")
     if voc is not None and name != "small":
         raise InputError(f"--voc has no effect on {name}; leave it out")
+    if publish is not None:
+        check_place(run, publish)
     start, summary = time.monotonic(), {"run": str(run)}
     if data is not None and masks is not None:
         summary |= run_study(
@@ -104,6 +106,6 @@ def study(
 def _chosen(name: str, patterns: tuple[str, ...], parts: tuple[str, ...]) -> tuple[str, ...]:
     """The parts that these names and shell patterns mean, in their order; all of them for none."""
     if unknown := [each for each in patterns if not fnmatch.filter(parts, each)]:
-        hint = did_you_mean(unknown[0], parts, otherwise=f"choose from {', '.join(parts)}")
+        hint = did_you_mean(unknown[0], parts, otherwise=f"choose from {few(parts, 12)}; --list lists them")
         raise InputError(f"{name} has no part {', '.join(unknown)}; {hint}")
     return tuple(one for one in parts if not patterns or any(fnmatch.fnmatch(one, each) for each in patterns))

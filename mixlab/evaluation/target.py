@@ -245,6 +245,11 @@ def restore_stopped(run: RunDirectory, config: dict[str, Any]) -> tuple[Recipe, 
         raise FileNotFoundError(
             f"{run.path} holds no network, neither weights.safetensors nor checkpoints; name a run that trained one"
         )
+    if found is None and run.file_of("training").is_file():
+        raise FileNotFoundError(
+            f"{run.path} is trained, but its weights.safetensors is gone; copy that file from where it was trained, or "
+            "train it again in another directory"
+        )
     if found is None:
         raise FileNotFoundError(
             f"{run.path} has no exported weights (weights.safetensors); run the same command again to finish it"

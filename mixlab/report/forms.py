@@ -183,12 +183,16 @@ FORMS: dict[str, dict[str, Rule]] = {
         "provenance.command": TEXT,
     },
     "speedrun": {
-        **dict.fromkeys(("method", "recipe", "timed_on"), TEXT),
+        **dict.fromkeys(("method", "recipe", "timed_on", "data"), TEXT),
         **dict.fromkeys(("seconds.training", "seconds.all_in"), NUMBER),
         **dict.fromkeys(("steps", "images_seen"), COUNT),
         "seed": WHOLE,
+        "held_out": FLAG,
+        "changed": OBJECT,
+        "provenance": OBJECT,
         "shares_gpu?": FLAG,
         "sessions": ITEMS,
+        "sessions.*": OBJECT,
         "sessions.*.commit~": TEXT,
     },
     "tuning": {

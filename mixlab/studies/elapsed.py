@@ -6,6 +6,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from mixlab.errors import InputError, WorkError
+from mixlab.run.codec import check
 from mixlab.run.files import read_json, write_json
 
 NOTE_S = 2.0
@@ -22,20 +24,32 @@ def noting_time(place: Path, name: str, *, unit_s: float = 1.0) -> Iterator[None
         passed = before + (time.monotonic() - start) / unit_s
         write_json(place, elapsed(place) | {name: round(passed, 2)})
 
+    def note_if_possible() -> None:
+        with contextlib.suppress(OSError, WorkError):
+            note()
+
     def watch() -> None:
         while not over.wait(NOTE_S):
-            note()
+            note_if_possible()
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
     try:
         yield
-    finally:
+    except BaseException:  # which is what users should read, also where the disk is full
         over.set()
         watcher.join()
-        note()
+        note_if_possible()
+        raise
+    over.set()
+    watcher.join()
+    note()
 
 
 def elapsed(place: Path) -> dict[str, float]:
     """What was noted so far, by name."""
-    return read_json(place) if place.is_file() else {}
+    try:
+        noted = read_json(place) if place.is_file() else {}
+        return {name: check(float, value, f"{name} of {place}") for name, value in noted.items()}
+    except InputError as error:
+        raise InputError(f"{error}; restore the file, or remove it to count the time from zero") from error

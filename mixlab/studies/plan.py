@@ -129,6 +129,7 @@ def shifts_step(setting: Setting, run: Path, needs: tuple[str, ...]) -> Step:
         run / "results" / f"shifts_{run.name}.json",
         here=(*setting.here, "--batch", "256"),
         needs=needs,
+        reads=((f"probe {run.name}", run / "probe"),),
     )
 
 

@@ -1,5 +1,6 @@
 """Publishes a study without weights and photographs: the JSON from which its report can be made again."""
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,7 @@ def publish_study(run: Path, out: Path) -> Path:
     if run not in places:
         raise InputError(f"{run} has no results yet; finish a part of the study first")
     place = out.resolve()
-    _check_place(run.resolve(), place, out)
+    check_place(run, out)
     names = _short_names(run, config)
     place.parent.mkdir(parents=True, exist_ok=True)
     with folder_aside(place / PUBLISHED_RUNS if place.is_mount() else place) as aside:  # files move within one disk
@@ -62,12 +63,16 @@ def publish_study(run: Path, out: Path) -> Path:
     return out / "report.html"
 
 
-def _check_place(run: Path, place: Path, out: Path) -> None:
+def check_place(run: Path, out: Path) -> None:
     """Refuse before the work what would be refused after it."""
-    if place.is_relative_to(run) or run.is_relative_to(place):
+    place, study = out.resolve(), run.resolve()
+    if place.is_relative_to(study) or study.is_relative_to(place):
         raise InputError(f"--publish {out} is, contains or lies in the study itself; give another folder")
     if place.exists() and not place.is_dir():
         raise NotADirectoryError(f"--publish {out} is a file; give a folder")
+    there = next(folder for folder in (place, *place.parents) if folder.exists())
+    if not os.access(there, os.W_OK):
+        raise InputError(f"--publish {out}: {there} is not writable; give another folder, or change its permissions")
     Manifest(place).check_free((*PAGES, PUBLISHED_RUNS))
 
 

@@ -39,6 +39,7 @@ def score_run(
         cases.append((" untrained", place, (made.name,), (f"{place}={label}", "--training", "untrained")))
     for note, place, needs, (target, *said) in cases:
         rest = (target, "--data", data, "--seed", str(seed), *said)
+        reads = ((f"twin {label}", place / "weights.safetensors"),) if note else ()
         yield Step(
             f"knn {label}{note}",
             f"{label}{note}: nearest neighbours",
@@ -47,6 +48,7 @@ def score_run(
             place / "results" / f"knn_{label}.json",
             here=here,
             needs=needs,
+            reads=reads,
         )
         if heads is not None:
             yield Step(
@@ -57,6 +59,7 @@ def score_run(
                 place / "results" / "probe.json",
                 here=here,
                 needs=needs,
+                reads=reads,
             )
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import re
+import shutil
 import time
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -20,7 +21,7 @@ from mixlab.errors import InputError, WorkError, few
 from mixlab.run import RunDirectory, provenance
 from mixlab.run.files import read_json, write_json
 from mixlab.signals import STOP_SIGNALS, StopSignal, held
-from mixlab.studies.workers import num_threads, run_step
+from mixlab.studies.workers import SAID_FIRST, num_threads, run_step
 
 LOG, MARK = "logs/{}.txt", "steps/{}.json"  # of a step, in the folder of the whole
 POLL_S = 0.3
@@ -38,6 +39,8 @@ class Step:
     result: Path  # there once the step is done
     here: tuple[str, ...] = ()  # more arguments that depend on the machine alone: a step is done whatever they were
     needs: tuple[str, ...] = ()
+    reads: tuple[tuple[str, Path], ...] = ()  # steps that it needs, and what they left: if that is gone, they run again
+    drops: tuple[Path, ...] = ()  # folders that it leaves, and that no other step may find
     trains: Path | None = None  # the run whose metrics show how far it is
     alone: bool = False  # measures time
 
@@ -59,7 +62,7 @@ def run_steps(steps: Sequence[Step], folder: Path, pool: ProcessPoolExecutor, *,
 
     `command` is what own jobs name as their origin.
     """
-    done = {step.name for step in steps if is_done(step, folder)}
+    done = {step.name for step in steps} - {step.name for step in _unfinished(steps, folder)}
     if len(done) == len(steps):
         console.print(f"all {len(steps)} steps are done already")
         return
@@ -90,6 +93,15 @@ def run_steps(steps: Sequence[Step], folder: Path, pool: ProcessPoolExecutor, *,
                 done.add(part.step.name)
             for part in running.values():
                 _show(progress, part)
+
+
+def _unfinished(steps: Sequence[Step], folder: Path) -> list[Step]:
+    """Steps that are not done, and those that left something which these read and which is gone."""
+    found = [step for step in steps if not is_done(step, folder)]
+    for step in found:  # which grows
+        gone = [name for name, place in step.reads if not place.exists()]
+        found += [other for other in steps if other.name in gone and other not in found]
+    return found
 
 
 def _ready(left: Sequence[Step], done: set[str], running: Sequence[Step], workers: int) -> Step | None:
@@ -133,15 +145,27 @@ def keep_settings(run: RunDirectory, settings: dict[str, Any], *, under: str | N
 
 
 def is_done(step: Step, folder: Path) -> bool:
-    """Whether its result is there, made by the same command line."""
+    """Whether its result is there and whole, made by the same command line."""
     mark = mark_of(step, folder)
-    return step.result.exists() and mark.get("arguments") == _portable_line(step, folder)
+    return is_whole(step.result) and mark.get("arguments") == _portable_line(step, folder)
+
+
+def is_whole(result: Path) -> bool:
+    """Whether it is there; JSON that a copy or a full disk cut short is not."""
+    if result.suffix != ".json" or not result.is_file():
+        return result.exists()
+    with result.open("rb") as file:
+        file.seek(max(0, result.stat().st_size - 2))
+        return file.read().rstrip().endswith(b"}")
 
 
 def mark_of(step: Step, folder: Path) -> dict[str, Any]:
-    """What was noted when the step was done: its command line, seconds and date; nothing before."""
+    """What was noted when the step was done: its command line, seconds and date; nothing before, or if it is damaged."""
     place = _place(folder, step, MARK)
-    return read_json(place) if place.is_file() else {}
+    try:
+        return read_json(place) if place.is_file() else {}
+    except InputError:
+        return {}
 
 
 def _finish(part: _Running, code: int, folder: Path) -> None:
@@ -150,10 +174,13 @@ def _finish(part: _Running, code: int, folder: Path) -> None:
         raise StopSignal(code - 128)
     if code or not step.result.exists():
         log = _place(folder, step, LOG)
-        last = [line for line in log.read_text(encoding="utf-8").splitlines() if line.strip()][-3:]
+        own = log.read_text(encoding="utf-8", errors="replace").rpartition(SAID_FIRST)[2]  # not of an earlier attempt
+        last = [line for line in own.splitlines()[1:] if line.strip()][-3:]
         raise WorkError(
             f"{step.title} failed: {' '.join(last)} (full log: {log}). Run the same command again to resume"
         )
+    for place in step.drops:
+        shutil.rmtree(place, ignore_errors=True)
     now = datetime.now(UTC).isoformat(timespec="seconds")
     write_json(
         _place(folder, step, MARK),

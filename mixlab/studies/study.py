@@ -18,7 +18,9 @@ from mixlab.data.images import parse_source
 from mixlab.data.mask_formats import parse_masks
 from mixlab.errors import InputError
 from mixlab.report import write_report
+from mixlab.report.forms import check_form
 from mixlab.run import RunDirectory, provenance
+from mixlab.run.directory import AGAIN
 from mixlab.run.files import read_json
 from mixlab.run.lock import RunLock
 from mixlab.studies.elapsed import elapsed, noting_time
@@ -173,8 +175,15 @@ def _check_needs(study: Study, name: str, setting: Setting) -> None:
 
 
 def _tuned(directory: RunDirectory) -> dict[str, dict[str, float]]:
-    place = directory.path / "results" / "tuning.json"
-    chosen: dict[str, dict[str, float]] = read_json(place)["chosen"] if place.is_file() else {}
+    place = directory.file_of("tuning")
+    if not place.is_file():
+        return {}
+    try:
+        tuning = read_json(place)
+    except InputError as error:
+        raise InputError(f"{error}; {AGAIN}") from error
+    check_form(tuning, "tuning", str(place))
+    chosen: dict[str, dict[str, float]] = tuning["chosen"]
     return chosen
 
 

@@ -20,6 +20,7 @@ from mixlab.signals import HELD_SIGNALS
 
 WATCH_S = 0.5
 PATIENCE_S = 30.0  # seconds to wait for the workers of a killed command: they write a checkpoint first
+SAID_FIRST = "$ mixlab "  # in the log of a step, before its arguments
 OWN_JOBS = {  # what has no command of its own: a function of text arguments
     "twin": ("mixlab.studies.scoring", "write_twin"),
     "split": ("mixlab.studies.folders", "hold_out"),
@@ -77,8 +78,9 @@ def run_step(arguments: Sequence[str], log: Path, threads: int, command: str) ->
 
     torch.set_num_threads(threads)
     sys.argv = ["mixlab", *arguments]  # provenance names the command as it could be typed
-    with log.open("a", encoding="utf-8") as file, contextlib.redirect_stdout(file), contextlib.redirect_stderr(file):
-        print(f"$ mixlab {' '.join(arguments)}", flush=True)
+    file = log.open("a", encoding="utf-8", errors="backslashreplace")  # names of files may be no text
+    with file, contextlib.redirect_stdout(file), contextlib.redirect_stderr(file):
+        print(f"{SAID_FIRST}{' '.join(arguments)}", flush=True)
         try:
             return _own_job(arguments, command) if arguments[0] in OWN_JOBS else _command(arguments)
         except SystemExit as stopped:

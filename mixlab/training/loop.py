@@ -30,6 +30,7 @@ from mixlab.training.distributed import World, any_rank, describe_workers, entri
 from mixlab.training.log import Journal, MetricBuffer, NonFiniteLoss, TrainingProgress, forget_after
 from mixlab.training.record import RunRecord
 from mixlab.training.state import TrainingState
+from mixlab.training.stored_settings import is_over
 from mixlab.training.stopping import ScoringStopped, Stopped, agreed
 from mixlab.training.update import Update, peak_memory_gib
 
@@ -241,6 +242,11 @@ class Trainer:
             self.record.check(self.checkpoints, self.warnings.append)
             self.checkpoints.remove_partial()
             found = self.checkpoints.newest(self.warnings.append)
+            if found is None and is_over(self.folder):
+                raise InputError(
+                    f"{self.folder.path} is trained and its checkpoints are gone, so there is nothing to resume; to "
+                    "train it again, choose another --run directory, or remove its weights.safetensors"
+                )
         place = from_first((found.step, found.state) if found else None)
         if place is None:
             self._check_warmup()  # before anything is written
@@ -249,6 +255,8 @@ class Trainer:
             forget_after(self.folder, found.step if found else -1, self.warnings.append)
             self.record.write(self._about(), self.source, step=step)
             self.journal = Journal(self.folder, self.config.log, settings=to_json(self.config), step=step)
+            for row in self.folder.read_metrics():  # what is not measured again
+                self.metrics |= {name: value for name, value in row.items() if name != "step"}
             self.was_scored = any("loss" not in row for row in self.folder.read_metrics() if row["step"] == step)
         if place is not None:
             self.step = self.saved_step = place[0]

@@ -16,6 +16,7 @@ MAY_CHANGE = ("data.workers", "data.resident", "data.skip_limit", "activation_ch
               "checkpoint.", "log.", "knn.", "method.score_")  # fmt: skip
 # What may also differ once the loss was not finite: from the last good checkpoint on, noted in config.json.
 CURES = ("optim.lr", "optim.clip", "precision")
+LEFT = ("weights.safetensors", "results/training.json")  # by a run at its end
 
 
 def check_settings(
@@ -103,9 +104,14 @@ def is_older(stored: Mapping[str, Any], config: TrainConfig) -> bool:
 
 def has_begun(folder: RunDirectory) -> bool:
     """Whether the run has left a checkpoint, weights or a result."""
-    left = ("weights.safetensors", "results/training.json")
     has_checkpoint = any((folder.path / "checkpoints").glob("step-*.json"))
-    return has_checkpoint or any((folder.path / file).is_file() for file in left)
+    return has_checkpoint or any((folder.path / file).is_file() for file in LEFT)
+
+
+def is_over(folder: RunDirectory) -> bool:
+    """Whether the run was trained to the end, and its checkpoints were removed since."""
+    has_checkpoint = any((folder.path / "checkpoints").glob("step-*.json"))
+    return not has_checkpoint and all((folder.path / file).is_file() for file in LEFT)
 
 
 def same_data(before: str, now: str) -> bool:

@@ -196,6 +196,7 @@ def _speedrun(
         ("speedrun", recipe, *named, *more, *sets(*settings)),
         place / "results" / "speedrun.json",
         here=setting.here,
+        drops=(place / "probe",),  # its own: the paper's probe is the one that later steps read
         trains=place,
         alone=timed,
     )

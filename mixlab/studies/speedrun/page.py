@@ -16,7 +16,7 @@ from mixlab.run.directory import file_name
 from mixlab.run.files import write_atomically
 from mixlab.statistics import difference, mean_interval, with_interval
 from mixlab.studies.publishing import cleaned
-from mixlab.studies.speedrun.record import command_of, listed, score_of
+from mixlab.studies.speedrun.record import check_record, command_of, listed, score_of
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 PAGE, RECORDS = "speedrun.md", Path("studies") / "speedrun"
@@ -28,6 +28,7 @@ Record = dict[str, Any]
 def publish_record(record: Record, run: Path, docs: Path | None = None) -> Path:
     """Store a record without the places of its machine, and make the page again; the same network replaces itself."""
     docs = check_checkout(docs)
+    page_text((docs / PAGE).read_text(encoding="utf-8"), read_records(docs))  # what fails leaves no record behind
     data = record["data"].removeprefix(HELD_OUT_OF)
     places = [(str(run.resolve()), run.name), (str(run), run.name), (str(Path.home()), "~")]
     places += [(place, Path(data).name) for place in (data, str(Path(data).resolve())) if "/" in place]
@@ -55,7 +56,11 @@ def write_page(docs: Path | None = None) -> Path:
 
 def read_records(docs: Path) -> list[Record]:
     """All that were published."""
-    return list(RunDirectory(docs / RECORDS).results().values())
+    place = RunDirectory(docs / RECORDS)
+    found = place.results()
+    for name, record in found.items():
+        check_record(record, place.file_of(name))
+    return list(found.values())
 
 
 def page_text(text: str, records: Sequence[Record]) -> str:

@@ -12,8 +12,10 @@ from mixlab.errors import InputError
 from mixlab.evaluation.methods import train_config
 from mixlab.evaluation.settings import ProbeSettings
 from mixlab.recipes import RECIPES, find_recipe
+from mixlab.report.forms import check_form
 from mixlab.run import Measurement, RunDirectory, measurements_of, provenance
 from mixlab.run.codec import differences, to_json
+from mixlab.run.directory import AGAIN
 from mixlab.studies.elapsed import elapsed
 from mixlab.studies.steps import sets
 from mixlab.training.settings import override
@@ -68,10 +70,18 @@ def read_record(run: Path) -> dict[str, Any]:
             f"{run} is not a finished speedrun: it has no results/{NAME}.json, which is written once it is trained and "
             "scored; run the same command again without --publish to finish it"
         )
+    check_record(found, directory.file_of(NAME))
     config = directory.read_config_if_any()
     if config.get("recipe") not in RECIPES:
         return found
     return found | {"changed": changed_settings(config["recipe"], to_json(train_config(config["settings"])))}
+
+
+def check_record(record: dict[str, Any], file: Path) -> None:
+    """Refuse a damaged one."""
+    check_form(record, NAME, str(file))
+    if lacking := {"knn_top1", "probe_top1"} - {m.metric for m in measurements_of(record, file)}:
+        raise InputError(f"{file} lacks {' and '.join(sorted(lacking))}; {AGAIN}")
 
 
 def check_same(
@@ -93,7 +103,8 @@ def check_same(
     if data is not None:
         asked["data"] = _name(data)
     was = record | {"data": _name(record["data"])}
-    if other := [f"{name} was {was[name]}, is {value}" for name, value in asked.items() if was[name] != value]:
+    found = differences({name: was[name] for name in asked}, asked)
+    if other := [f"{name.removeprefix('changed.')} was {old}, is {new}" for name, (old, new) in found.items()]:
         raise InputError(f"{run} holds another speedrun ({'; '.join(other)}); give another --run, or the same settings")
 
 

@@ -124,6 +124,9 @@ def test_a_stopped_run_is_read_from_its_checkpoint_as_it_would_be_exported(comma
     assert main(["export", str(run), "--out", str(tmp_path / "again.safetensors")]) == 0
     assert same(mixlab.model_from_file(tmp_path / "again.safetensors"), exported)
     shutil.rmtree(run / "checkpoints")
+    with pytest.raises(FileNotFoundError, match=r"weights.safetensors is gone; copy that file from where it was"):
+        load_target(str(run))
+    (run / "results" / "training.json").unlink()
     with pytest.raises(FileNotFoundError, match="run the same command again to finish it"):
         load_target(str(run))
 
