@@ -177,6 +177,7 @@ FORMS: dict[str, dict[str, Rule]] = {
         "seeds": ITEMS,
         "steps": OBJECT,
         "steps.%": ITEMS,
+        "steps.%.*.step": TEXT,
         "minutes": OBJECT,
         "minutes.%": NUMBER,
         "total_minutes": NUMBER,

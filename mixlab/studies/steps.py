@@ -160,7 +160,7 @@ def is_whole(result: Path) -> bool:
 
 
 def mark_of(step: Step, folder: Path) -> dict[str, Any]:
-    """What was noted when the step was done: its command line, seconds and date; nothing before, or if it is damaged."""
+    """What was noted when the step was done: its command line, seconds and date; nothing if that is damaged."""
     place = _place(folder, step, MARK)
     try:
         return read_json(place) if place.is_file() else {}

@@ -27,7 +27,7 @@ from mixlab.studies.elapsed import elapsed, noting_time
 from mixlab.studies.folders import COPY_SIDE, prepare
 from mixlab.studies.plan import STUDY_FAMILIES, Family, Setting, StudyEffort
 from mixlab.studies.shared_gpu import shared_gpu
-from mixlab.studies.steps import Step, is_done, keep_settings, mark_of, run_steps
+from mixlab.studies.steps import MARK, Step, is_done, keep_settings, mark_of, run_steps
 from mixlab.studies.workers import wait_for_workers, worker_pool
 from mixlab.training.distributed import choose_device
 
@@ -127,7 +127,7 @@ def check_sources(data: Path, masks: str) -> dict[str, int]:
     """Numbers of images and classes, before anything is trained."""
     if not data.is_dir():
         raise FileNotFoundError(f"--data {data} is not an existing folder; give a folder of images")
-    source = parse_source(str(data), split="train")
+    source, _ = (parse_source(str(data), split=part) for part in ("train", "val"))  # an empty val/ is refused
     num_masks = len(parse_masks(masks))
     classes = source.classes if len(source.classes) > 1 else ()
     if not classes:
@@ -145,7 +145,7 @@ def _run_part(study: Study, name: str, setting: Setting, pool: ProcessPoolExecut
     part = study.parts[name]
     _check_needs(study, name, setting)
     if name == "ledger":
-        (setting.run / "results" / "claims.json").unlink(missing_ok=True)  # new results, a new ledger
+        (setting.run / MARK.format("claims")).unlink(missing_ok=True)  # new results, a new ledger
     steps = list(part.steps(setting))
     console.rule(f"{name}: {part.question}")
     console.print(f"{len(steps)} steps, about {part.minutes:.2g} minutes on one H200")
@@ -190,21 +190,42 @@ def _tuned(directory: RunDirectory) -> dict[str, dict[str, float]]:
 def _write_summary(study: Study, directory: RunDirectory, setting: Setting, sizes: dict[str, int]) -> None:
     """results/study.json: what was done so far, step by step, and how long it took."""
     minutes = elapsed(directory.path / MINUTES)
-    parts = {name: list(study.parts[name].steps(setting)) for name in study.parts if name in minutes}
+    parts = {
+        name: [_summary_of(step, setting) for step in part.steps(setting)]
+        for name, part in study.parts.items()
+        if name in minutes
+    }
+    earlier = _earlier_summary(directory)
+    more_seeds = [seed for seed in earlier.get("seeds", ()) if seed not in setting.seeds]
+    for name, steps in earlier["steps"].items() if more_seeds else ():  # what was done for them stays
+        known = [each["step"] for each in parts.setdefault(name, [])]
+        parts[name] += [each for each in steps if each["step"] not in known]
     result = {
         "kind": "study",
         "study": study.name,
         "data": {"name": Path(directory.read_config()["data"]).name, **sizes},
         "masks": Path(setting.masks).name,
-        "seeds": list(setting.seeds),
+        "seeds": [*setting.seeds, *more_seeds],
         "tuned": bool(setting.rates),
         "learning_rates": setting.rates,
         "minutes": minutes,
         "total_minutes": round(sum(minutes.values()), 2),
-        "steps": {name: [_summary_of(step, setting) for step in steps] for name, steps in parts.items()},
+        "steps": parts,
         "provenance": provenance(device=setting.device),
     }
     directory.write_result("study", result)
+
+
+def _earlier_summary(directory: RunDirectory) -> dict[str, Any]:
+    """results/study.json as it is; nothing where there is none, or a damaged one."""
+    place = directory.file_of("study")
+    try:
+        found = read_json(place) if place.is_file() else {}
+        if found:
+            check_form(found, "study", str(place))
+        return found
+    except InputError:
+        return {}
 
 
 def _summary_of(step: Step, setting: Setting) -> dict[str, Any]:

@@ -30,8 +30,8 @@ from mixlab.training.distributed import World, any_rank, describe_workers, entri
 from mixlab.training.log import Journal, MetricBuffer, NonFiniteLoss, TrainingProgress, forget_after
 from mixlab.training.record import RunRecord
 from mixlab.training.state import TrainingState
-from mixlab.training.stored_settings import is_over
 from mixlab.training.stopping import ScoringStopped, Stopped, agreed
+from mixlab.training.stored_settings import is_over
 from mixlab.training.update import Update, peak_memory_gib
 
 HOST_THREADS = 4  # beside a GPU, which does the work: more would only spin on cores that other runs need

@@ -12,8 +12,9 @@ from command_line import parse_command
 from PIL import Image
 
 from mixlab.cli import main
+from mixlab.errors import InputError
 from mixlab.recipes import find_recipe
-from mixlab.run.files import read_json
+from mixlab.run.files import read_json, write_json
 from mixlab.studies import study
 from mixlab.studies.plan import STUDY_FAMILIES, Setting
 from mixlab.studies.small.parts import small_study
@@ -133,6 +134,39 @@ def test_the_tuned_rate_is_used_and_only_results_and_16_bits_are_kept(studied: P
     assert weights.stat().st_size < 3 * record["measurements"][0]["subject"]["num_parameters"], "bytes of a parameter"
 
 
+def test_changed_images_are_judged_by_the_papers_probe_wherever_the_network_was_trained() -> None:
+    run = Path("RUN/vit-tiny-s0")
+    steps = {step.name: step for step in STUDY.parts["look-tiny-vit-s0"].steps(SETTING)}
+    assert steps["train vit-tiny-s0"].drops == (run / "probe",), "the speedrun's own probe is found first"
+    assert steps["shifts vit-tiny-s0"].reads == (("probe vit-tiny-s0", run / "probe"),)
+    assert steps["knn vit-tiny-s0 untrained"].reads == (
+        ("twin vit-tiny-s0", run / "untrained" / "weights.safetensors"),
+    )
+
+
+def test_fewer_seeds_keep_what_more_seeds_left_in_the_summary(studied: Path) -> None:
+    place = studied / "run" / "results" / "study.json"
+    summary = read_json(place)
+    step = {"step": "train vit-tiny-s1", "command": "mixlab speedrun", "seconds": 1.0, "date": "2026"}
+    write_json(place, summary | {"seeds": [0, 1], "steps": summary["steps"] | {"dino-tiny-vit-s1": [step]}})
+    go(studied, ("tune-tiny-vit",))
+    found = read_json(place)
+    assert found["seeds"] == [0, 1] and found["steps"] == summary["steps"] | {"dino-tiny-vit-s1": [step]}
+    place.write_text("{")
+    go(studied, ("tune-tiny-vit",))
+    assert read_json(place)["seeds"] == [0]
+
+
+@pytest.mark.parametrize("content", ["", "{}"])
+def test_a_damaged_choice_of_rates_is_refused_with_a_way_out(content: str, studied: Path) -> None:
+    place = studied / "run" / "results" / "tuning.json"
+    before = place.read_text()
+    place.write_text(content)
+    with pytest.raises(InputError, match=r"tuning\.json .*; remove it, and run the command that wrote it again"):
+        go(studied, ("dino-tiny-vit-s0",))
+    place.write_text(before)
+
+
 def test_the_folder_goes_on_elsewhere_without_its_weights(studied: Path) -> None:
     other = shutil.copytree(studied / "run", studied / "elsewhere", ignore=shutil.ignore_patterns("*.safetensors"))
     marks = {mark: mark.read_text() for mark in (other / "steps").glob("*.json") if mark.name != "parts.json"}
@@ -149,4 +183,5 @@ def test_parts_are_listed_with_their_minutes_and_chosen_by_patterns(capfd: pytes
     assert main(["study", "small", "--part", "cost"]) == 1
     assert main(["study", "miniature", "--run", "x", "--voc", "y"]) == 1
     said = " ".join(capfd.readouterr().err.split())
+    assert " more; --list lists them" in said
     assert "no part dino-huge-*" in said and "give --run DIR" in said and "--voc has no effect" in said

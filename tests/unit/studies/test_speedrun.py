@@ -106,6 +106,56 @@ def test_a_stopped_run_resumes_and_its_record_has_scores_that_can_be_measured_ag
     assert not read_record(ran / "tuned")["shares_gpu"]
 
 
+def test_a_trained_run_whose_record_is_gone_is_scored_again_and_never_trained_again(
+    ran: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = shutil.copytree(ran / "run", ran / "again")
+    weights, seconds, config = (run / name for name in ("weights.safetensors", "seconds.json", "config.json"))
+    before, trained = weights.read_bytes(), read_json(seconds)["training"]
+    (run / "results" / "speedrun.json").unlink()
+    assert go(ran, "again", "--seed", "1") == 0
+    assert weights.read_bytes() == before
+    assert "loss" in read_json(run / "results" / "training.json")["figures"], "lost by a resume without a step to do"
+    shutil.rmtree(run / "checkpoints")
+    (run / "results" / "speedrun.json").unlink()
+    sessions = len(read_json(config)["sessions"])
+    assert go(ran, "again", "--seed", "2") == 1
+    assert "another speedrun (seed was 1, is 2)" in " ".join(capfd.readouterr().err.split())
+    assert go(ran, "again", "--seed", "1") == 0
+    assert weights.read_bytes() == before and len(read_json(config)["sessions"]) == sessions
+    assert read_json(seconds)["training"] < 2 * trained
+    settings = [part for setting in (*SETTINGS, "seed=1", "precision=fp32") for part in ("--set", setting)]
+    given = ["--data", str(ran / "photos"), "--run", str(run), "--device", "cpu", *settings]
+    assert main(["pretrain", "dino_vit_tiny160", *given]) == 1
+    assert "nothing to resume; to train it again, choose another" in " ".join(capfd.readouterr().err.split())
+    assert weights.read_bytes() == before
+
+
+def test_damaged_records_are_refused_with_a_way_out(ran: Path, docs: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    place = ran / "tuned" / "results" / "speedrun.json"
+    before = place.read_text()
+    record = json.loads(before)
+    fields = ("data", "seconds", "sessions", "provenance", "held_out", "timed_on", "measurements", "changed")
+    for damaged in ({}, {"kind": "speedrun"}, record | {"measurements": []}, *(record | {f: None} for f in fields)):
+        write_json(place, damaged)
+        assert go(ran, "tuned", data=False) == 1
+        said = " ".join(capfd.readouterr().err.split())
+        assert "speedrun.json" in said and "remove it, and run the command that wrote it again" in said
+    place.write_text(before)
+    clean(ran, "tuned")
+    (docs / page.RECORDS / "results").mkdir(parents=True)
+    other = docs / page.RECORDS / "results" / "other.json"
+    write_json(other, {"kind": "speedrun"})
+    assert go(ran, "tuned", "--publish", data=False) == 1
+    assert "other.json has no field" in " ".join(capfd.readouterr().err.split())
+    other.unlink()
+    (docs / page.PAGE).write_text("no marks")
+    assert go(ran, "tuned", "--publish", data=False) == 1
+    assert "lacks the marks" in capfd.readouterr().err
+    assert not list(other.parent.iterdir()), "a record without its row"
+    place.write_text(before)
+
+
 def test_tuning_scores_the_held_out_fifth(ran: Path) -> None:
     record = read_record(ran / "tuned")
     fifth = labelled_splits(f"heldout:{ran / 'photos'}")

@@ -3,17 +3,22 @@
 import io
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
+from in_process import here
 from rich.console import Console
 from rich.progress import Progress
 
-from mixlab.errors import InputError
+from mixlab.errors import InputError, WorkError
 from mixlab.run import RunDirectory
+from mixlab.run.files import write_json
 from mixlab.studies.demo import QUICK, plan
+from mixlab.studies.elapsed import elapsed, noting_time
 from mixlab.studies.reproduce.run import check_agreement
-from mixlab.studies.steps import Step, _columns, keep_settings, rename_folder, run_steps
+from mixlab.studies.steps import Step, _columns, _unfinished, is_done, keep_settings, rename_folder, run_steps
 from mixlab.studies.workers import run_step, worker_pool
+from tests.drawn_folders import draw_folders
 from tests.waiting import wait_for
 
 ENDLESS = ("epochs=100000", "model.dim=32", "model.depth=2", "batch=16", "log.every_steps=1", "knn.every_epochs=0")
@@ -34,6 +39,86 @@ def test_a_step_that_fails_stops_the_others_which_save(tmp_path: Path) -> None:
         run_steps([fails], tmp_path, pool, workers=1, command="test")
     assert not any(process.is_alive() for process in processes)
     assert list((run / "checkpoints").iterdir()), "what was trained is lost"
+
+
+def marked(folder: Path, name: str, **given: Any) -> Step:
+    """A step that is done."""
+    step = Step(name, name, "", (name,), folder / f"{name}.json", **given)
+    write_json(step.result, {})
+    write_json(folder / "steps" / f"{name.replace(' ', '_')}.json", {"arguments": [name]})
+    return step
+
+
+@pytest.mark.parametrize("damaged", ["x.json", "steps/x.json"])
+@pytest.mark.parametrize("content", ["", '{"arguments": ["x"', "[]"])
+def test_a_step_with_a_damaged_result_or_mark_is_not_done(damaged: str, content: str, tmp_path: Path) -> None:
+    (tmp_path / "steps").mkdir()
+    step = marked(tmp_path, "x")
+    assert is_done(step, tmp_path)
+    (tmp_path / damaged).write_text(content)
+    assert not is_done(step, tmp_path)
+
+
+def test_what_a_step_left_is_made_again_for_an_unfinished_step_that_reads_it(tmp_path: Path) -> None:
+    (tmp_path / "steps").mkdir()
+    head = tmp_path / "head"
+    trained, probed = marked(tmp_path, "train"), marked(tmp_path, "probe x", needs=("train",))
+    scored = marked(tmp_path, "score", needs=("probe x",), reads=(("probe x", head),))
+    ranked = marked(tmp_path, "rank", needs=("probe x",))
+    steps = [trained, probed, scored, ranked]
+    assert not _unfinished(steps, tmp_path)
+    ranked.result.unlink()
+    assert _unfinished(steps, tmp_path) == [ranked]
+    scored.result.unlink()
+    assert _unfinished(steps, tmp_path) == [scored, ranked, probed]
+    head.touch()
+    assert _unfinished(steps, tmp_path) == [scored, ranked]
+
+
+def test_an_error_quotes_the_last_attempt_alone_also_where_a_name_is_no_text(tmp_path: Path) -> None:
+    missing = str(tmp_path / "no\udcffrun")
+    step = Step("twin", "twin", "of no run", ("twin", missing, str(tmp_path / "x"), "0"), tmp_path / "never")
+    for _ in range(2):
+        with (
+            pytest.raises(WorkError, match=r"twin failed: error: .*Run the same command again") as told,
+            here(1) as pool,
+        ):
+            run_steps([step], tmp_path, pool, workers=1, command="test")
+    assert str(told.value).count("error: ") == 1 and "$ mixlab" not in str(told.value)
+
+
+def test_what_no_other_step_may_find_is_gone_once_a_step_is_done(tmp_path: Path) -> None:
+    (tmp_path / "run" / "probe").mkdir(parents=True)
+    _, masks = draw_folders(tmp_path)
+    labels = tmp_path / "labels"
+    step = Step(
+        "labels", "labels", "", ("labels", str(masks), str(labels)), labels, drops=(tmp_path / "run" / "probe",)
+    )
+    with here(1) as pool:
+        run_steps([step], tmp_path, pool, workers=1, command="test")
+    assert is_done(step, tmp_path) and list((tmp_path / "run").iterdir()) == []
+
+
+def test_the_error_within_is_raised_where_the_time_cannot_be_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "parts.json"
+    with noting_time(place, "dino"):
+        pass
+    assert list(elapsed(place)) == ["dino"]
+
+    def fails(*given: object) -> None:
+        raise WorkError("the disk is full")
+
+    monkeypatch.setattr("mixlab.studies.elapsed.write_json", fails)
+    with pytest.raises(ValueError, match="what happened"), noting_time(place, "dino"):
+        raise ValueError("what happened")
+    with pytest.raises(WorkError, match="the disk is full"), noting_time(place, "dino"):
+        pass
+    for content in ("", '{"dino": "long"}'):
+        place.write_text(content)
+        with pytest.raises(InputError, match=r"parts.json.*; restore the file, or remove it to count the time"):
+            elapsed(place)
 
 
 @pytest.mark.parametrize("under", [None, "demo"])

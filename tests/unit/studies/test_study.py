@@ -19,8 +19,9 @@ from PIL import Image
 
 from mixlab.cli import main
 from mixlab.data.mask_formats import parse_label_maps
+from mixlab.errors import WorkError
 from mixlab.run import RunDirectory, unpacked
-from mixlab.run.files import read_json
+from mixlab.run.files import read_json, write_json
 from mixlab.studies.folders import hold_out, write_labels
 from mixlab.studies.manifest import Manifest
 from mixlab.studies.miniature.parts import MINIATURE
@@ -191,12 +192,49 @@ def test_bad_folders_are_refused_before_anything_is_trained(tmp_path: Path, capf
     for data, masks in ((tmp_path / "nowhere", masked), (photos, tmp_path / "nowhere"), (photos, photos)):
         assert main(["study", "miniature", "--data", str(data), "--masks", str(masks), "--run", str(run)]) == 1
         assert "error" in capfd.readouterr().err
+    empty = shutil.copytree(photos, tmp_path / "empty")
+    shutil.rmtree(empty / "val")
+    (empty / "val").mkdir()
+    assert main(["study", "miniature", "--data", str(empty), "--masks", str(masked), "--run", str(run), "--quick"]) == 1
+    assert "empty/val holds no images" in " ".join(capfd.readouterr().err.split())
     assert not run.exists()
     assert main(["study", "miniature", "--data", str(photos), "--masks", str(masked), "--run", str(run),
                  "--part", "sleep"]) == 1  # fmt: skip
     assert "no part sleep" in capfd.readouterr().err
     assert main(["study", "miniature", "--data", str(photos), "--masks", str(masked), "--run", str(run)]) == 1
     assert "images for training; the study needs 160 or more" in " ".join(capfd.readouterr().err.split())
+
+
+def test_a_place_that_cannot_be_published_to_is_refused_before_anything_is_run(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    photos, masked = draw_folders(tmp_path)
+    (tmp_path / "file").touch()
+    given = ["study", "miniature", "--data", str(photos), "--masks", str(masked), "--run", str(tmp_path / "run")]
+    assert main([*given, "--quick", "--publish", str(tmp_path / "file")]) == 1
+    assert main([*given, "--quick", "--publish", str(tmp_path / "run" / "site")]) == 1
+    monkeypatch.setattr("mixlab.studies.publishing.os.access", lambda place, mode: False)
+    assert main([*given, "--quick", "--publish", str(tmp_path / "new" / "site")]) == 1
+    said = " ".join(capfd.readouterr().err.split())
+    assert "is a file; give a folder" in said and "lies in the study itself" in said
+    assert f"{tmp_path} is not writable; give another folder" in said
+    assert not (tmp_path / "run").exists() and not (tmp_path / "new").exists()
+
+
+def test_a_ledger_that_fails_leaves_the_earlier_one(studied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = studied / "run" / "results" / "claims.json"
+    before = place.read_text()
+
+    def fails(*given: object, **named: object) -> None:
+        raise WorkError("the disk is full")
+
+    with monkeypatch.context() as patch, pytest.raises(WorkError, match="the disk is full"):
+        patch.setattr("mixlab.studies.study.run_steps", fails)
+        go(studied, ("ledger",))
+    assert place.read_text() == before
+    write_json(place, json.loads(before) | {"claims": []})
+    go(studied, ("ledger",))
+    assert len(read_json(place)["claims"]) == len(json.loads(before)["claims"]), "the ledger was not drawn up again"
 
 
 def test_another_study_does_not_go_into_the_same_directory(studied: Path) -> None:
