@@ -36,7 +36,7 @@ GAINS = {"knn_top1": "kNN", "probe_top1": "linear probe", "binary_auc": "Binary-
 NOT_SHARED = ("source", "layer", "layers", "map", "change", "tokens")  # follow from the network, or stand in the title
 NO_SCORES = ("images_per_s", "off_diagonal_rank")
 OWN_SIZE = ("image", "short_side", "long_side", "settings")  # follow from the images that a network was made for
-_IN_KEY = {"kind", "data", "val_data", *OWN_SIZE, *NOT_SHARED}
+_IN_KEY = {"kind", "data", "val_data", "classifier", *OWN_SIZE, *NOT_SHARED}  # or above the table
 ROBUSTNESS = ("robust_top1", "shifted_top1", "shift_top1")
 
 
