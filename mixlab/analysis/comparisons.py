@@ -288,7 +288,7 @@ def _order(group: Group) -> str:
     return str((m.metric, m["data"], m["training"], m["family"], m["model"], m["num_parameters"], m["layer"] or 0))
 
 
-def _text(choices: dict[str, Any]) -> str:
+def _text(choices: Mapping[str, Any]) -> str:
     return json.dumps(choices, sort_keys=True)
 
 

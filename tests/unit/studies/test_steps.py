@@ -13,7 +13,7 @@ from mixlab.run import RunDirectory
 from mixlab.studies.demo import QUICK, plan
 from mixlab.studies.reproduce.run import check_agreement
 from mixlab.studies.steps import Step, _columns, keep_settings, rename_folder, run_steps
-from mixlab.studies.workers import run_step, worker_pool
+from mixlab.studies.workers import num_threads, run_step, worker_pool
 from tests.waiting import wait_for
 
 ENDLESS = ("epochs=100000", "model.dim=32", "model.depth=2", "batch=16", "log.every_steps=1", "knn.every_epochs=0")
@@ -90,3 +90,12 @@ def test_running_steps_fit_eighty_columns_with_numbers_and_time_whole() -> None:
     screen.print(progress.get_renderable())
     shown = screen.export_text()
     assert f"{trained.title} " in shown and note in shown and shown.count("0:00:00") == 2 and "…" not in shown, shown
+
+
+@pytest.mark.parametrize(("said", "threads"), [("", 4), ("16", 4), ("2", 2), ("0", 4), ("all", 4)])
+def test_workers_share_the_cores_whatever_a_cluster_says(
+    said: str, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mixlab.studies.workers.num_cores", lambda: 16)
+    monkeypatch.setenv("OMP_NUM_THREADS", said)
+    assert num_threads(4) == threads and num_threads(40) == 1
