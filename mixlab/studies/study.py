@@ -54,6 +54,7 @@ class Study:
     quick: StudyEffort
     copy_side: int = COPY_SIDE  # px of copies of large photographs
     most_at_once: int = 10  # processes on one GPU
+    uses_tuned_rates: bool = True  # else its tuning only shows what other learning rates than the recipes' would give
     tidy: Callable[[Path], None] | None = None  # called on each trained run, once its part is done
 
     @property
@@ -102,7 +103,7 @@ def run_study(
             workers=max(0, num_cores() // at_once - 1) if on_gpu else 0,
             effort=effort,
             families=families,
-            rates=_tuned(directory),
+            rates=_tuned(study, directory),
         )
         sizes |= {"num_images": len(parse_source(setting.data, split="train"))}
         check_enough(sizes["num_images"], data, effort)
@@ -113,7 +114,7 @@ def run_study(
                     console.print(f"{name} is left out: it needs labels, and {data} has none", style="yellow")
                     continue
                 took[name] = _run_part(study, name, setting, pool, at_once)
-                setting = replace(setting, rates=_tuned(directory))
+                setting = replace(setting, rates=_tuned(study, directory))
                 _write_summary(study, directory, setting, sizes)
         if "ledger" in parts:
             page = write_report([run], run / "report.html", force=True)
@@ -172,9 +173,10 @@ def _check_needs(study: Study, name: str, setting: Setting) -> None:
             )
 
 
-def _tuned(directory: RunDirectory) -> dict[str, dict[str, float]]:
+def _tuned(study: Study, directory: RunDirectory) -> dict[str, dict[str, float]]:
     place = directory.path / "results" / "tuning.json"
-    chosen: dict[str, dict[str, float]] = read_json(place)["chosen"] if place.is_file() else {}
+    known = study.uses_tuned_rates and place.is_file()
+    chosen: dict[str, dict[str, float]] = read_json(place)["chosen"] if known else {}
     return chosen
 
 
