@@ -51,7 +51,7 @@ def small_study(size: str, column: str, place: int = 0, suffix: str = "") -> lis
     parts = tables(SMALL, "model | seeds")
     rows = [[part[f"{name}-{size}{suffix}"] for part in parts if f"{name}-{size}{suffix}" in part] for name in FAMILIES]
     found = [[cell for row in own for title, cell in row.items() if title.startswith(column)] for own in rows]
-    return [cells[place].split()[0] for cells in found]
+    return [cells[place].split()[0] if cells else "–" for cells in found]
 
 
 def study_table() -> dict[str, dict[str, str]]:

@@ -6,6 +6,7 @@ protocol; where both have several, by the most preferred of them (`preference`).
 """
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
@@ -264,11 +265,17 @@ def _with_their_own_heads(groups: Iterable[Group]) -> list[Group]:
 
 
 def _shared(m: Measurement, apart: Sequence[str]) -> dict[str, Any]:
-    """The choices of a protocol but some; of a classifier whether it is a probe, not its best head."""
+    """The choices of a protocol but some; of a classifier its kind."""
     shared = {name: value for name, value in m.protocol.choices.items() if name not in apart}
     if "classifier" in shared:
-        shared["classifier"] = str(shared["classifier"]).partition(",")[0]  # "probe", or "its own"
+        shared["classifier"] = kind_of_classifier(str(shared["classifier"]))
     return shared
+
+
+def kind_of_classifier(text: str) -> str:
+    """How it was trained, "cached probe, 100 epochs" or "its own", without the best head of a probe, "4 x cls, branch",
+    which some run directories name as well."""
+    return re.sub(r", \d+ x .*", "", text)
 
 
 def _task(m: Measurement) -> tuple[Any, ...]:
@@ -281,7 +288,7 @@ def _order(group: Group) -> str:
     return str((m.metric, m["data"], m["training"], m["family"], m["model"], m["num_parameters"], m["layer"] or 0))
 
 
-def _text(choices: dict[str, Any]) -> str:
+def _text(choices: Mapping[str, Any]) -> str:
     return json.dumps(choices, sort_keys=True)
 
 

@@ -186,15 +186,21 @@ def _family_of(name: str) -> str:
 
 
 def own_probe(run: Path) -> Path | None:
-    """The best head of a run's own probe: one with all labels before few, augmented before cached, the first of equals.
+    """The best head of a run's own probe: one with all labels before few, augmented before cached, one of more epochs
+    before one of fewer, the first of equals.
 
     Probes under other names than "probe" (and probe_2, ..., with other settings) are asked for by their file.
     """
 
-    def order(file: Path) -> tuple[float, bool, int, str]:
+    def order(file: Path) -> tuple[float, bool, int, int, str]:
         about = read_json(file.with_suffix(".json")) if file.with_suffix(".json").is_file() else {}
         name = file.parents[1].name
-        return -about.get("label_share", 1.0), about.get("mode") != "augmented", len(name), name
+        few, augmented, short = (
+            -about.get("label_share", 1.0),
+            about.get("mode") == "augmented",
+            -about.get("epochs", 0),
+        )
+        return few, not augmented, short, len(name), name
 
     found = [f for f in run.glob("probe*/*/best_head.safetensors") if re.fullmatch(r"probe(_\d+)?", f.parents[1].name)]
     return min(found, key=order, default=None)

@@ -18,6 +18,7 @@ from mixlab.analysis.comparisons import (
     grouped,
     is_final_layer,
     is_headline,
+    kind_of_classifier,
     learnt_features,
     over_seeds,
     preference,
@@ -35,7 +36,7 @@ GAINS = {"knn_top1": "kNN", "probe_top1": "linear probe", "binary_auc": "Binary-
 NOT_SHARED = ("source", "layer", "layers", "map", "change", "tokens")  # follow from the network, or stand in the title
 NO_SCORES = ("images_per_s", "off_diagonal_rank")
 OWN_SIZE = ("image", "short_side", "long_side", "settings")  # follow from the images that a network was made for
-_IN_KEY = {"kind", "data", "val_data", *OWN_SIZE, *NOT_SHARED}
+_IN_KEY = {"kind", "data", "val_data", "classifier", *OWN_SIZE, *NOT_SHARED}  # or above the table
 ROBUSTNESS = ("robust_top1", "shifted_top1", "shift_top1")
 
 
@@ -203,7 +204,7 @@ def words(choices: Mapping[str, Any], *, most_values: int | None = None) -> str:
         if name == "label_share":
             parts.append("all labels" if value == 1 else f"{100 * value:g} % of the labels")
         elif name == "classifier":
-            parts.append(f"classifier {str(value).partition(',')[0]}")  # of a probe, not which head was best
+            parts.append(f"classifier {kind_of_classifier(str(value))}")
         elif most_values is not None and isinstance(value, tuple | list) and len(value) > most_values:
             parts.append(f"{len(value)} {name.replace('_', ' ')}")
         elif name != "kind" and value != "":

@@ -100,7 +100,8 @@ def _auc_charts(records: list[Record], rows: list[Row], styles: Styles) -> list[
         {"title": title.format(label), "chart": chart} for label, chart in zip(labels, charts, strict=False)
     ]
     file = records[0].run.path / "figures" / "auc_roc.svg"
-    if curves := [record.content["roc"] for record in records if record.content.get("roc")]:
+    curves = [record.content["roc"] for record in records if record.content.get("roc")]
+    if curves and study != "token":  # whose curves are several of one network, which look alike
         found.append({"title": "Mean ROC", "chart": figures.roc(merge_roc(curves), styles)})
     elif study == "model" and file.is_file():
         found.append({"title": "Mean ROC", "file": file_picture(file)})

@@ -15,13 +15,14 @@ def study_part(findings: Findings) -> list[dict[str, Any]]:
     found = []
     for record in findings.of("study"):
         timed = [each for each in findings.of("speedrun") if each.run.path.is_relative_to(record.run.path)]
-        minutes = _minutes(_by_kind(record.content["minutes"]), timed)
+        minutes = _minutes(record.content, timed)
         about = {
             "record": record,
             "content": record.content,
             "num_steps": sum(len(steps) for steps in record.content["steps"].values()),
             "minutes": minutes,
             "total_minutes": sum(minutes.values()),
+            "in_full": bool(timed),
             "trainings": _trainings(timed),
             "tuning": _tuning(tunings[record.run.path]) if record.run.path in tunings else None,
         }
@@ -29,16 +30,21 @@ def study_part(findings: Findings) -> list[dict[str, Any]]:
     return found
 
 
-def _minutes(parts: dict[str, float], timed: list[Record]) -> dict[str, float]:
-    """With the networks' own time, wherever they were trained, in place of the parts that train them."""
+def _minutes(study: dict[str, Any], timed: list[Record]) -> dict[str, float]:
+    """Of parts, as they were noted. If networks were timed, the study may have been made on several machines, which
+    noted only what they did themselves: then what networks and steps took, each in full, wherever they ran."""
     if not timed:
-        return parts
-    methods = {record.content["method"] for record in timed}
-    networks: dict[str, float] = {}
+        return _by_kind(study["minutes"])
+    minutes: dict[str, float] = {}
     for content in (record.content for record in timed):
         name = "networks trained several at a time" if content.get("shares_gpu", False) else "networks"
-        networks[name] = networks.get(name, 0.0) + content["seconds"]["all_in"] / 60
-    return networks | {kind: spent for kind, spent in parts.items() if kind not in methods}
+        minutes[name] = minutes.get(name, 0.0) + content["seconds"]["all_in"] / 60
+    trained = {f"train {record.run.path.name}" for record in timed}
+    steps = {
+        part: sum((step.get("seconds") or 0.0) / 60 for step in own if step.get("step") not in trained)
+        for part, own in study["steps"].items()
+    }
+    return minutes | {kind: spent for kind, spent in _by_kind(steps).items() if spent}
 
 
 def _trainings(timed: list[Record]) -> list[dict[str, Any]]:

@@ -87,8 +87,11 @@ class Table:
     def sizes(self) -> list[Column]:
         return [column for column in self.columns if not column.is_score]
 
-    def num_seeds(self, row: Row) -> int:
-        return max((c.cells[row.network].num_seeds for c in self.columns if row.network in c.cells), default=1)
+    def num_seeds(self, row: Row, columns: Sequence[Column] = ()) -> int:
+        """The seeds of a row in these columns; where none of them is measured, in any."""
+        measured = [column for column in columns if row.network in column.cells and column.unit != "count"]
+        own = measured or [column for column in self.columns if row.network in column.cells]
+        return max((column.cells[row.network].num_seeds for column in own), default=1)
 
     def rows_of(self, columns: Sequence[AnyColumn]) -> list[Row]:
         """The rows that have a cell in one of these columns; untrained twins after all others."""

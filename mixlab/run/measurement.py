@@ -152,7 +152,7 @@ def scores_from_text(text: object) -> NDArray[np.float64]:
         raise InputError(f"scores of images are {short(text)}; they are one text of zeros and ones, or of numbers")
     numbers = text.split() if " " in text or "." in text else list(text)
     try:
-        return np.array(numbers, dtype=np.float64)
+        return np.array([float(number) for number in numbers])
     except ValueError as error:
         raise InputError(
             f"scores of images are {text[:40]!r}; they are zeros and ones, or numbers with spaces"

@@ -7,6 +7,7 @@ evaluator is a new field here; then numbers with and without it have different i
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
 from mixlab.errors import InputError
@@ -33,8 +34,8 @@ class EvaluationProtocol:
                 value = value.rstrip("/") or "/"  # a slash at the end means nothing
             object.__setattr__(self, name, value)  # 1 as 1.0 where it is a float: one choice, one identity
 
-    @property
-    def choices(self) -> dict[str, Any]:
+    @cached_property
+    def choices(self) -> Mapping[str, Any]:
         """All but what repetitions draw anew: seeds of one study have these in common."""
         return {name: value for name, value in self.to_json().items() if name not in DRAWN}
 

@@ -93,8 +93,8 @@ def mean_over_seeds(group: Group, *, limit: float = math.inf) -> Difference:
 
 def mean_over_images(group: Group) -> Difference:
     """The same for these networks only: the error over images, without that over seeds."""
-    total, freedom = _error([_over_images([m], unknown=math.inf) for m in group])
-    return Difference(_mean(group), total / len(group), freedom, max(m.n for m in group), skew=_skew(group))
+    error = _error([_over_images(group, unknown=math.inf)])
+    return Difference(_mean(group), *error, max(m.n for m in group), skew=_skew(group))
 
 
 def significance(gap: Quantity) -> Significance:

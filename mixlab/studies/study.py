@@ -56,6 +56,7 @@ class Study:
     quick: StudyEffort
     copy_side: int = COPY_SIDE  # px of copies of large photographs
     most_at_once: int = 10  # processes on one GPU
+    uses_tuned_rates: bool = True  # else its tuning only shows what other learning rates than the recipes' would give
     tidy: Callable[[Path], None] | None = None  # called on each trained run, once its part is done
 
     @property
@@ -104,7 +105,7 @@ def run_study(
             workers=max(0, num_cores() // at_once - 1) if on_gpu else 0,
             effort=effort,
             families=families,
-            rates=_tuned(directory),
+            rates=_tuned(study, directory),
         )
         sizes |= {"num_images": len(parse_source(setting.data, split="train"))}
         check_enough(sizes["num_images"], data, effort)
@@ -115,7 +116,7 @@ def run_study(
                     console.print(f"{name} is left out: it needs labels, and {data} has none", style="yellow")
                     continue
                 took[name] = _run_part(study, name, setting, pool, at_once)
-                setting = replace(setting, rates=_tuned(directory))
+                setting = replace(setting, rates=_tuned(study, directory))
                 _write_summary(study, directory, setting, sizes)
         if "ledger" in parts:
             page = write_report([run], run / "report.html", force=True)
@@ -174,9 +175,9 @@ def _check_needs(study: Study, name: str, setting: Setting) -> None:
             )
 
 
-def _tuned(directory: RunDirectory) -> dict[str, dict[str, float]]:
+def _tuned(study: Study, directory: RunDirectory) -> dict[str, dict[str, float]]:
     place = directory.file_of("tuning")
-    if not place.is_file():
+    if not study.uses_tuned_rates or not place.is_file():
         return {}
     try:
         tuning = read_json(place)
@@ -199,7 +200,7 @@ def _write_summary(study: Study, directory: RunDirectory, setting: Setting, size
     more_seeds = [seed for seed in earlier.get("seeds", ()) if seed not in setting.seeds]
     for name, steps in earlier["steps"].items() if more_seeds else ():  # what was done for them stays
         known = [each["step"] for each in parts.setdefault(name, [])]
-        parts[name] += [each for each in steps if each["step"] not in known]
+        parts[name] += [each for each in steps if each.get("step") not in known]
     result = {
         "kind": "study",
         "study": study.name,

@@ -102,9 +102,12 @@ def wait_for_workers(runs: Iterable[Path]) -> None:
 
 
 def num_threads(workers: int) -> int:
-    """Threads per worker: the cores divided by the workers, unless OMP_NUM_THREADS is set."""
+    """Threads per worker: the cores divided by the workers, and no more than OMP_NUM_THREADS. Clusters set that to all
+    cores, and a crowd of threads that wait in turns is many times slower.
+    """
+    share = max(1, num_cores() // workers)
     said = os.environ.get("OMP_NUM_THREADS", "")
-    return int(said) if said.isdecimal() and int(said) else max(1, num_cores() // workers)
+    return min(share, int(said)) if said.isdecimal() and int(said) else share
 
 
 def _command(arguments: Sequence[str]) -> int:

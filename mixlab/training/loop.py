@@ -34,7 +34,7 @@ from mixlab.training.stopping import ScoringStopped, Stopped, agreed
 from mixlab.training.stored_settings import is_over
 from mixlab.training.update import Update, peak_memory_gib
 
-HOST_THREADS = 4  # beside a GPU, which does the work: more would only spin on cores that other runs need
+HOST_THREADS = 1  # beside a GPU, which does the work: more would only spin on cores that other processes need
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def train(
         stack.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
         if world.device.type == "cuda":
             stack.callback(torch.set_num_threads, torch.get_num_threads())
-            torch.set_num_threads(min(torch.get_num_threads(), HOST_THREADS))
+            torch.set_num_threads(HOST_THREADS)
         if world.is_first:  # to others the directory may not even be visible
             stack.enter_context(folder.kept_if_used())  # not where the data or a setting is wrong
             RunDirectory.create(run)

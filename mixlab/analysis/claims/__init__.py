@@ -28,7 +28,7 @@ class Claim:
     statement: str
     command: str = ""  # measures what it needs, for each network; none for theorems
     note: str = ""  # what the paper itself says against it, or where the networks here differ from the paper's
-    about_maps: bool = False  # it compares scores of whole models' maps, which must have learnt something
+    about_maps: bool = False  # it ranks maps by their scores: these must have learnt something
 
 
 _PROBE = "mixlab probe RUN --data IMAGENET"
@@ -69,7 +69,9 @@ CLAIMS: tuple[Claim, ...] = (
           "Registers raise the scores of DINOv2.", "mixlab auc timm/MODEL --data MASKS --training dinov2",
           note="The claim is about the released weights, so one network of each kind is enough.", about_maps=True),
     Claim(12, DINO_MAMBA, "Figure 4d", "measured", maps.central_registers_score_highest,
-          "Registers in the middle score highest, and scores follow probe accuracy.", f"{_AUC} --study register"),
+          "Registers in the middle score highest, and scores follow probe accuracy.", f"{_AUC} --study register",
+          note="By raw AUC, as in the paper: a map that is darker on the foreground scores below 0.5, however clear.",
+          about_maps=True),
     Claim(13, DINO_MAMBA, "Figure 4e", "measured", maps.score_rises_with_depth,
           "Early layers score below 0.5, and scores rise with depth.", f"{_AUC} --study layer", about_maps=True),
     Claim(14, DINO_MAMBA, "Table 1", "measured", orders.probe_order,

@@ -113,7 +113,7 @@ def _comparable(groups: Iterable[Group]) -> list[list[Group]]:
 def heads_are_unequal(evidence: Evidence) -> Verdict:
     """Claim 10: the best head above the worst on images that did not choose them, network by network; and heads whose
     intervals lie near chance. The heads of untrained twins are reported too: they are unequal as well. It speaks of
-    these networks' heads, so one run of each is enough.
+    these networks' heads, so one run of each is enough, and intervals are over images alone.
     """
 
     def of_attention(m: Measurement) -> bool:
@@ -128,7 +128,7 @@ def heads_are_unequal(evidence: Evidence) -> Verdict:
     lazy = sum(CHANCE - LAZY < low <= high < CHANCE + LAZY for low, high in intervals)
     missing = () if lazy else ("a head that does nothing of use",)
     verdict = verdict_of([compare_to_zero(group, mean_over_images, of_weights=True) for group in gaps], missing)
-    found = f"the intervals of {lazy} of {len(heads)} heads lie within {LAZY} of chance"
+    found = f"intervals over images alone; those of {lazy} of {len(heads)} heads lie within {LAZY} of chance"
     trained, untrained = (_mean_spread(m for m in rows if m.metric == metric) for metric in ("binary_auc", UNTRAINED))
     if trained is not None and untrained is not None:
         found += f"; best minus worst on the same images {trained:.3f}, in untrained twins {untrained:.3f}"

@@ -112,25 +112,27 @@ def _first_reaching(rising: NDArray[np.int64], wanted: NDArray[np.int64]) -> NDA
 
 
 def precision_interval(truth: dict[str, Any], results: Entries, kind: Kind) -> Interval:
-    """The 95 % interval of the AP, by drawing images with replacement; None of fewer than two images with objects."""
+    """The 95 % interval of the AP, by drawing images with replacement; None of fewer than two images with objects.
+
+    A category that no drawn image has keeps its AP in all of them: the mean is over the same categories in every draw.
+    """
     if len({entry["image_id"] for entry in truth["annotations"] if not entry["iscrowd"]}) < 2:
         return None
-    matches = match_detections(truth, results, kind)
+    known = [category for category in match_detections(truth, results, kind) if category.objects.any()]
+    whole = category_precisions(known, np.ones((1, len(truth["images"])), dtype=np.int64))
 
-    def precisions(draws: NDArray[np.int64]) -> NDArray[np.float64]:
-        found = mean_precision(matches, draws)
-        return found[~np.isnan(found)]  # a draw of few images may hold no object
+    def mean_precisions(draws: NDArray[np.int64]) -> NDArray[np.float64]:
+        found = category_precisions(known, draws)
+        mean: NDArray[np.float64] = np.where(np.isnan(found), whole, found).mean(axis=1)
+        return mean
 
-    return bootstrap_groups(len(truth["images"]), precisions)
+    return bootstrap_groups(len(truth["images"]), mean_precisions)
 
 
-def mean_precision(matches: Sequence[CategoryMatches], draws: NDArray[np.int64]) -> NDArray[np.float64]:
-    """COCO's AP in each of R draws, where images count as often as `draws` (R, images) says; NaN without an object."""
-    found = np.stack([category.precision(draws) for category in matches])  # (categories, R)
-    known = ~np.isnan(found)
-    with np.errstate(invalid="ignore"):
-        mean: NDArray[np.float64] = np.where(known, found, 0).sum(axis=0) / known.sum(axis=0)
-    return mean
+def category_precisions(matches: Sequence[CategoryMatches], draws: NDArray[np.int64]) -> NDArray[np.float64]:
+    """COCO's AP of each category in R draws (R, categories), where images count as often as `draws` (R, images) says;
+    NaN without an object."""
+    return np.stack([category.precision(draws) for category in matches], axis=1)
 
 
 def match_detections(truth: dict[str, Any], results: Entries, kind: Kind) -> list[CategoryMatches]:

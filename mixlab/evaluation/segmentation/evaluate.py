@@ -110,14 +110,19 @@ def shares_of_groups(matrices: NDArray[np.int64]) -> NDArray[np.float64]:
 
 
 def interval(matrices: NDArray[np.int64]) -> tuple[float, float] | None:
-    """The 95 % interval of the mIoU, by drawing groups of counts (G, K, K) with replacement; None of fewer than two."""
+    """The 95 % interval of the mIoU, by drawing groups of counts (G, K, K) with replacement; None of fewer than two.
+
+    A class that no drawn group has keeps its IoU in all of them. Left out, a rare class that scores 0 would raise every
+    draw without it, and the interval would lie above the mIoU.
+    """
     matrices = matrices[matrices.any(axis=(1, 2))]
     correct = matrices.diagonal(axis1=1, axis2=2)  # (G, K)
     either = matrices.sum(axis=1) + matrices.sum(axis=2) - correct
+    whole = _share(correct.sum(axis=0), either.sum(axis=0))
 
     def mious(draws: NDArray[np.int64]) -> NDArray[np.float64]:
         right, union = draws @ correct, draws @ either  # (R, K)
-        shares = np.divide(right, union, out=np.full(right.shape, np.nan), where=union > 0)
+        shares = np.divide(right, union, out=np.tile(whole, (len(draws), 1)), where=union > 0)
         return np.array([_mean(row) for row in shares])
 
     return bootstrap_groups(len(matrices), mious)

@@ -56,7 +56,16 @@ ABLATED = recipe_of("dino", "tiny", LABELS["vit"])
 
 def small_study(seeds: tuple[int, ...]) -> Study:
     """All parts for these seeds."""
-    return Study("small", _parts(seeds), full=FULL, quick=QUICK, copy_side=192, most_at_once=3, tidy=keep_16_bits)
+    return Study(
+        "small",
+        _parts(seeds),
+        full=FULL,
+        quick=QUICK,
+        copy_side=192,
+        most_at_once=3,
+        uses_tuned_rates=False,
+        tidy=keep_16_bits,
+    )
 
 
 def _parts(seeds: tuple[int, ...]) -> dict[str, Part]:
@@ -66,7 +75,7 @@ def _parts(seeds: tuple[int, ...]) -> dict[str, Part]:
         short = (f"steps={FULL.tuning_steps['dino']}",)
         num_rates = len(tried_rates(recipe_of("dino", size, family), FULL))
         minutes = num_rates * (training_minutes("dino", size, family, short) + 0.2)
-        question = f"which learning rate suits {family.label}, {size}?"
+        question = f"would another learning rate suit {family.label}, {size}, better?"
         parts[f"tune-{size}-{family.label}"] = Part(question, partial(tune, size, family), minutes, labels=True)
     vit = LABELS["vit"]
     networks = [(size, family, seed) for size, family in pairs for seed in seeds_of(size, family, seeds)]
@@ -122,7 +131,7 @@ def tune(size: str, family: Family, setting: Setting) -> Iterator[Step]:
         asked = Step(
             f"knn {place.name}",
             f"{place.name}: nearest neighbours",
-            "which learning rate gives the best features?",
+            "which learning rate gives the best features in as few steps?",
             ("knn", str(place), "--data", held_out, "--seed", str(TUNING_SEED)),
             place / "results" / f"knn_{place.name}.json",
             here=setting.here,
@@ -143,11 +152,8 @@ def tune(size: str, family: Family, setting: Setting) -> Iterator[Step]:
 
 def network(size: str, family: Family, seed: int, setting: Setting) -> Iterator[Step]:
     """One network trained without labels, scored and timed."""
-    recipe = recipe_of("dino", size, family)
-    rate = setting.rates.get(f"dino-{size}", {}).get(family.label)
     own = (*setting.effort.training, *setting.effort.dino)
-    tuned = () if rate in (None, find_recipe(recipe).optim.lr) else (f"optim.lr={rate:g}",)
-    yield _speedrun(setting, recipe, _place(size, family, seed, setting), seed, (*own, *tuned))
+    yield _speedrun(setting, recipe_of("dino", size, family), _place(size, family, seed, setting), seed, own)
 
 
 def look(size: str, family: Family, seed: int, setting: Setting) -> Iterator[Step]:

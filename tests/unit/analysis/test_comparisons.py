@@ -112,6 +112,15 @@ def test_a_probes_best_head_may_be_another_for_each_seed() -> None:
     assert sorted(len(group) for group in over_seeds(twice)) == [1, 2], "two probes of one network are not mixed"
 
 
+def test_probes_of_another_training_are_another_protocol() -> None:
+    long, short = (f"cached probe, {epochs} epochs" for epochs in (100, 50))
+    ours = [measured("shifted_top1", "attention", 0.5, seed=seed, classifier=long) for seed in (0, 1)]
+    other = measured("shifted_top1", "attention", 0.4, seed=2, classifier=short)
+    assert sorted(len(group) for group in over_seeds([*ours, other])) == [1, 2]
+    (rival,) = over_seeds([measured("shifted_top1", "mamba2", 0.4, classifier=short)])
+    assert not pairs(over_seeds(ours), [rival])
+
+
 def test_each_network_may_be_read_as_its_own_paper_reads_it() -> None:
     vit = over_seeds([measured("probe_top1", "attention", 0.8, source="stream")])
     vims = [measured("probe_top1", "mamba2", value, source=s) for s, value in (("stream", 0.6), ("branch", 0.7))]

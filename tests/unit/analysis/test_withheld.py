@@ -72,3 +72,12 @@ def test_maps_no_better_than_untrained_ones_give_no_verdict_on_maps() -> None:
     assert verdict(7, *SCORES, *gains).status == "supported"
     unlearnt = verdict(7, *SCORES, *none)
     assert unlearnt.status == "not resolved at this scale" and "but maps of dinovim_tiny" in unlearnt.measured
+
+
+def test_where_registers_stand_is_judged_by_maps_that_learnt_something() -> None:
+    asked = ("middle_registers_over_first", "middle_registers_over_last", "register_auc_follows_probe")
+    gaps = [m for metric in asked for m in seeds(metric, "mamba2", 0.2)]
+    gain = measured("above_untrained", "mamba2", 0.1, map="cosine")
+    none = replace(gain, value=0.0, low=-0.01, high=0.01)
+    assert verdict(12, *gaps, gain).status == "supported"
+    assert verdict(12, *gaps, none).status == "not resolved at this scale"

@@ -77,6 +77,8 @@ def test_a_run_is_judged_by_its_probe_with_all_labels(tmp_path: Path) -> None:
         assert (tmp_path / name / "cached").is_dir()
     assert own_probe(tmp_path) == tmp_path / "probe_2" / "cached" / "best_head.safetensors"
     assert own_probe(tmp_path / "probe") is None
+    run_tiny(tmp_path, replace(few, label_share=1.0, epochs=2))
+    assert own_probe(tmp_path) == tmp_path / "probe_4" / "cached" / "best_head.safetensors", "the one of more epochs"
 
 
 def released_checkpoint(path: Path, width: int, num_classes: int = 1000) -> torch.nn.Linear:

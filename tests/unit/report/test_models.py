@@ -204,6 +204,21 @@ def test_changed_images_have_a_table_of_their_own() -> None:
     }  # fmt: skip
 
 
+def test_seeds_with_another_probe_are_not_counted_among_those_of_changed_images() -> None:
+    def changed(seed: int, epochs: int) -> Measurement:
+        classifier = f"cached probe, {epochs} epochs"
+        protocol = RobustnessProtocol(data="shapes", change="mean", classifier=classifier)
+        return measured(f"vit-s{seed}", 0.4 + 0.1 * seed, protocol, metric="shifted_top1", seed=seed)
+
+    knn = [measured(f"vit-s{seed}", 0.5, seed=seed) for seed in range(3)]
+    table = table_of(*knn, changed(0, 100), changed(1, 100), changed(2, 50))
+    (row,) = table.rows
+    assert (table.num_seeds(row), table.num_seeds(row, table.robustness)) == (3, 2)
+    (mean,) = table.robustness
+    assert (mean.cells[row.network].value, mean.key) == (pytest.approx(0.45), "shapes")
+    assert [other.protocol for other in table.others] == ["classifier cached probe, 50 epochs"]
+
+
 def test_a_network_of_a_dense_task_is_one_row_whatever_was_trained_before() -> None:
     one, six = (SegmentationProtocol(data="ade", mode=mode, frozen=True) for mode in ("single", "multi"))
     boxes = DetectionProtocol(data="coco")

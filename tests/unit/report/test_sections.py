@@ -47,6 +47,20 @@ def test_scores_of_another_map_have_a_chart_of_their_own_that_names_it(tmp_path:
     assert [figure["images"].endswith("map norm") for figure in own] == [False, True]
 
 
+def test_no_roc_has_curves_of_one_network_that_nothing_tells_apart(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path / "run")
+    write_scores(run, [subject("vit", "attention")])
+    roc = {"false_positive_rate": [0.0, 1.0], "true_positive_rate": {"vit": [0.0, 1.0]}}
+    by_model = run.results()["auc_model"] | {"roc": roc}
+    run.write_result("auc_model", by_model)
+    places = {f"vit, class token {place}": [0.0, 1.0] for place in ("in the middle", "in front")}
+    run.write_result("auc_token", by_model | {"study": "token", "roc": roc | {"true_positive_rate": places}})
+    drawn = auc_part(read_findings([run.path]), {})
+    assert drawn is not None
+    own = [(figure["study"], figure["title"]) for figure in drawn["kinds"][0]["figures"]]
+    assert ("model", "Mean ROC") in own and ("token", "Mean ROC") not in own
+
+
 def test_curves_are_means_at_the_steps_that_all_seeds_logged() -> None:
     first = Curve("vit-s0", [{"step": 1, "loss": 4.0}, {"step": 2, "loss": 2.0}], {})
     second = Curve("vit-s1", [{"step": 2, "loss": 3.0}], {})

@@ -13,9 +13,12 @@ from mixlab.run import RunDirectory
 
 def write_study(place: Path, *, shares: bool) -> None:
     data = {"name": "photos", "num_images": 9, "num_classes": 0, "num_masks": 3}
-    minutes = {"dino-tiny-vit-s0": 0.3, **{f"look-tiny-vit-s{n}": 1.0 for n in range(12)}}
-    about: dict[str, Any] = {"kind": "study", "data": data, "masks": "masks", "seeds": [0, 1], "steps": {}}
-    about |= {"minutes": minutes, "total_minutes": 12.3, "provenance": {"command": "mixlab study small"}}
+    minutes = {"dino-tiny-vit-s0": 0.3, **{f"look-tiny-vit-s{n}": 0.1 for n in range(12)}}  # done elsewhere
+    trained = {"step": "train vit-tiny-s0", "seconds": 120.0}
+    looked = [trained, {"step": "auc vit-tiny-s0", "seconds": 60.0}, {"step": "knn vit-tiny-s0", "seconds": None}]
+    steps = {"dino-tiny-vit-s0": [trained], **{f"look-tiny-vit-s{n}": looked for n in range(12)}}
+    about: dict[str, Any] = {"kind": "study", "data": data, "masks": "masks", "seeds": [0, 1], "steps": steps}
+    about |= {"minutes": minutes, "total_minutes": 1.5, "provenance": {"command": "mixlab study small"}}
     RunDirectory.create(place).write_result("study", about)
     for seed, seconds in enumerate((100.0, 140.0)):
         timed = {"kind": "speedrun", "method": "dino", "recipe": "dino_vit_tiny160", "timed_on": "GPU", "seed": seed}
@@ -24,9 +27,7 @@ def write_study(place: Path, *, shares: bool) -> None:
         RunDirectory.create(place / f"vit-tiny-s{seed}").write_result("speedrun", timed)
 
 
-def test_the_minutes_of_networks_are_their_own_and_not_those_of_the_part_that_found_them_trained(
-    tmp_path: Path,
-) -> None:
+def test_minutes_are_those_of_networks_and_steps_and_not_of_the_part_that_found_them_done(tmp_path: Path) -> None:
     write_study(tmp_path / "small", shares=False)
     (one,) = study_part(read_findings([tmp_path / "small"]))
     assert one["minutes"] == pytest.approx({"networks": 280 / 60, "look": 12.0})
@@ -34,6 +35,7 @@ def test_the_minutes_of_networks_are_their_own_and_not_those_of_the_part_that_fo
     (row,) = one["trainings"]
     assert (row["label"], row["seconds"], row["commits"]) == ("vit-tiny", {"training": 120, "all_in": 140}, ["abc"])
     table = write_report([tmp_path / "small"], tmp_path / "README.md").read_text(encoding="utf-8")
+    assert "37 steps in 16.7 minutes, each counted in full: networks 4.7, look 12.0." in table
     assert "| vit-tiny | 0, 1 | dino\\_vit\\_tiny160 | 4,500 | 1,152,000 | 120 | 140 | abc |" in table
 
 

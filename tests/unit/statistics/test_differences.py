@@ -70,7 +70,7 @@ def test_measurements_that_are_differences_are_averaged() -> None:
     group = [measured(value) for value in gaps]
     assert mean_over_seeds(group).error == pytest.approx(math.sqrt(np.var(gaps, ddof=1) / 3 + IMAGES**2))
     assert mean_over_seeds(group[:1]).interval() == pytest.approx((group[0].low, group[0].high))
-    assert mean_over_images(group).error == pytest.approx(IMAGES / math.sqrt(3)), "each network has its own"
+    assert mean_over_images(group).error == pytest.approx(IMAGES), "they share their images"
     assert mean_over_seeds([measured(0.4), measured(0.9)], limit=1).interval() == (-1.0, 1.0)
 
 

@@ -12,7 +12,6 @@ from command_line import parse_command
 from PIL import Image
 
 from mixlab.cli import main
-from mixlab.errors import InputError
 from mixlab.recipes import find_recipe
 from mixlab.run.files import read_json, write_json
 from mixlab.studies import study
@@ -27,7 +26,7 @@ from tests.drawn_folders import draw_folders, save
 STUDY = small_study((0, 1, 2))
 SETTING = Setting(
     run=Path("RUN"), data="photos", masks="masked", voc="voc", labelled=True, seeds=(0, 1, 2), device="cuda", workers=1,
-    effort=FULL, rates={"dino-tiny": {"mambareg": 5e-4, "vit": find_recipe("dino_vit_tiny160").optim.lr}},
+    effort=FULL,
 )  # fmt: skip
 ALL = os.environ.get("MIXLAB_FAULTS") == "all"
 RUN_PARTS = ("tune-tiny-vit", "dino-tiny-vit-s0", *(("look-tiny-vit-s0", "ablate-optimiser") if ALL else ()))
@@ -98,16 +97,21 @@ def test_each_network_has_its_seeds_and_each_part_about_ten_minutes() -> None:
     assert all(part.minutes < 12 for part in STUDY.parts.values())
 
 
-def test_tuning_and_ablations_never_see_validation_images_and_use_a_tuned_rate_where_it_belongs() -> None:
+def test_tuning_and_ablations_never_see_validation_images() -> None:
     for name, part in STUDY.parts.items():
         for step in part.steps(SETTING):
             if name.startswith("tune") and step.arguments[0] in ("pretrain", "knn"):
                 assert step.arguments[step.arguments.index("--data") + 1] == "heldout:photos"
             if step.arguments[0] == "speedrun":
                 assert ("--held-out" in step.arguments) == name.startswith("ablate")
-                changed = name.startswith("ablate-optimiser") or "tiny-mambareg" in name  # ViT's is that of its recipe
-                assert changed or not any("optim.lr" in part for part in step.arguments)
-                assert ("optim.lr=0.0005" in step.arguments) == ("tiny-mambareg" in name)
+
+
+def test_tuning_tries_half_once_and_twice_the_rate_of_each_recipe() -> None:
+    for size in ("tiny", "small"):
+        own = find_recipe(f"dino_dinovim_{size}160").optim.lr
+        steps = STUDY.parts[f"tune-{size}-dinovim"].steps(SETTING)
+        tried = [part for step in steps for part in step.arguments if part.startswith("optim.lr=")]
+        assert tried == [f"optim.lr={own * times:g}" for times in (0.5, 1, 2)]
 
 
 def test_ablations_are_of_full_length_and_change_one_thing() -> None:
@@ -124,11 +128,11 @@ def test_ablations_are_of_full_length_and_change_one_thing() -> None:
     assert "steps=9000" in given.pop("double-length") and "steps=" not in " ".join(given.values())
 
 
-def test_the_tuned_rate_is_used_and_only_results_and_16_bits_are_kept(studied: Path) -> None:
+def test_networks_use_their_recipes_rate_and_only_results_and_16_bits_are_kept(studied: Path) -> None:
     run = studied / "run"
-    chosen = read_json(run / "results" / "tuning.json")["chosen"]["dino-tiny"]["vit"]
+    assert read_json(run / "results" / "tuning.json")["chosen"]["dino-tiny"]["vit"] in QUICK.tuned_rates
     record = read_record(run / "vit-tiny-s0")
-    assert record["changed"]["optim.lr"] == chosen in QUICK.tuned_rates
+    assert "optim.lr" not in record["changed"] and not read_json(run / "results" / "study.json")["tuned"]
     assert not list(run.glob("tuning/*/weights.safetensors")) and not list(run.rglob("checkpoints"))
     weights = run / "vit-tiny-s0" / "weights.safetensors"
     assert weights.stat().st_size < 3 * record["measurements"][0]["subject"]["num_parameters"], "bytes of a parameter"
@@ -155,16 +159,6 @@ def test_fewer_seeds_keep_what_more_seeds_left_in_the_summary(studied: Path) -> 
     place.write_text("{")
     go(studied, ("tune-tiny-vit",))
     assert read_json(place)["seeds"] == [0]
-
-
-@pytest.mark.parametrize("content", ["", "{}"])
-def test_a_damaged_choice_of_rates_is_refused_with_a_way_out(content: str, studied: Path) -> None:
-    place = studied / "run" / "results" / "tuning.json"
-    before = place.read_text()
-    place.write_text(content)
-    with pytest.raises(InputError, match=r"tuning\.json .*; remove it, and run the command that wrote it again"):
-        go(studied, ("dino-tiny-vit-s0",))
-    place.write_text(before)
 
 
 def test_the_folder_goes_on_elsewhere_without_its_weights(studied: Path) -> None:

@@ -17,7 +17,7 @@ from mixlab.studies.demo import QUICK, plan
 from mixlab.studies.elapsed import elapsed, noting_time
 from mixlab.studies.reproduce.run import check_agreement
 from mixlab.studies.steps import Step, _columns, _unfinished, is_done, keep_settings, rename_folder, run_steps
-from mixlab.studies.workers import run_step, worker_pool
+from mixlab.studies.workers import num_threads, run_step, worker_pool
 from tests.drawn_folders import draw_folders
 from tests.waiting import wait_for
 
@@ -175,3 +175,12 @@ def test_running_steps_fit_eighty_columns_with_numbers_and_time_whole() -> None:
     screen.print(progress.get_renderable())
     shown = screen.export_text()
     assert f"{trained.title} " in shown and note in shown and shown.count("0:00:00") == 2 and "…" not in shown, shown
+
+
+@pytest.mark.parametrize(("said", "threads"), [("", 4), ("16", 4), ("2", 2), ("0", 4), ("all", 4)])
+def test_workers_share_the_cores_whatever_a_cluster_says(
+    said: str, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mixlab.studies.workers.num_cores", lambda: 16)
+    monkeypatch.setenv("OMP_NUM_THREADS", said)
+    assert num_threads(4) == threads and num_threads(40) == 1

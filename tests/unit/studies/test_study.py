@@ -19,7 +19,7 @@ from PIL import Image
 
 from mixlab.cli import main
 from mixlab.data.mask_formats import parse_label_maps
-from mixlab.errors import WorkError
+from mixlab.errors import InputError, WorkError
 from mixlab.run import RunDirectory, unpacked
 from mixlab.run.files import read_json, write_json
 from mixlab.studies.folders import hold_out, write_labels
@@ -219,6 +219,16 @@ def test_a_place_that_cannot_be_published_to_is_refused_before_anything_is_run(
     assert "is a file; give a folder" in said and "lies in the study itself" in said
     assert f"{tmp_path} is not writable; give another folder" in said
     assert not (tmp_path / "run").exists() and not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("content", ["", "{}"])
+def test_a_damaged_choice_of_rates_is_refused_with_a_way_out(content: str, studied: Path) -> None:
+    place = studied / "run" / "results" / "tuning.json"
+    before = place.read_text()
+    place.write_text(content)
+    with pytest.raises(InputError, match=r"tuning\.json .*; remove it, and run the command that wrote it again"):
+        go(studied, ("dino",))
+    place.write_text(before)
 
 
 def test_a_ledger_that_fails_leaves_the_earlier_one(studied: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,8 +15,8 @@ from pycocotools.cocoeval import COCOeval
 from mixlab.evaluation.detection.average_precision import (
     NAMES,
     average_precision,
+    category_precisions,
     match_detections,
-    mean_precision,
     precision_interval,
 )
 
@@ -200,7 +200,8 @@ def test_images_that_are_drawn_several_times_count_as_copies_do_in_the_reference
         matches = match_detections(truth, results, kind)
         draws = np.stack([np.ones(6, dtype=np.int64), *random.multinomial(6, [1 / 6] * 6, size=4)])
         expected = [by_pycocotools(*drawn(truth, results, counts), kind)[0] for counts in draws]
-        assert mean_precision(matches, draws).tolist() == pytest.approx(expected, abs=1e-9)
+        mean = np.nanmean(category_precisions(matches, draws), axis=1)
+        assert mean.tolist() == pytest.approx(expected, abs=1e-9)
 
 
 def test_the_interval_holds_the_ap_and_shrinks_with_more_images():
@@ -211,6 +212,18 @@ def test_the_interval_holds_the_ap_and_shrinks_with_more_images():
         assert 0 <= low < average_precision(truth, results, "boxes")[0]["AP"] < high <= 1
         widths.append(high - low)
     assert widths[1] < 0.75 * widths[0]  # half, by the law of large numbers
+
+
+def test_rare_categories_without_a_detection_do_not_raise_the_interval():
+    """A draw without their only image has the mean over the same categories."""
+    categories = [{"id": number, "name": str(number)} for number in range(1, 9)]
+    box = {"bbox": [4.0, 4.0, 20.0, 20.0], "area": 400.0, "iscrowd": 0, "segmentation": packed(mask_of([4, 4, 20, 20]))}
+    truth = {"images": [{"id": n, "width": SIDE, "height": SIDE} for n in range(1, 21)], "categories": categories}
+    found = [{**box, "image_id": number, "category_id": 1, "score": 0.9} for number in range(1, 21)]
+    rare = [{**box, "image_id": number, "category_id": number} for number in range(2, 9)]
+    truth["annotations"] = [{**each, "id": place} for place, each in enumerate([*found, *rare], start=1)]
+    assert average_precision(truth, found, "boxes")[0]["AP"] == pytest.approx(1 / 8)
+    assert precision_interval(truth, found, "boxes") == pytest.approx((1 / 8, 1 / 8))
 
 
 def test_without_two_images_with_objects_there_is_no_interval():

@@ -130,6 +130,19 @@ def test_the_interval_is_that_of_drawing_images_with_replacement() -> None:
     assert interval(counts[:1]) is None
 
 
+def test_rare_classes_that_are_never_found_do_not_raise_the_interval() -> None:
+    """A draw without their only image has the mean over the same classes: so the interval is that of class 0 alone."""
+    counts = np.zeros((30, 8, 8), dtype=np.int64)
+    counts[:, 0, 0] = np.arange(70, 100)
+    counts[:, 0, 1] = np.arange(30, 0, -1)
+    for rare in range(2, 8):
+        counts[rare, rare, 0] = 5
+    common, whole = counts[:, 0, 0], scores_of(counts)
+    low, high = interval(counts)
+    assert low < whole.miou < high
+    assert high - low < 4 * common.std() / np.sqrt(30) / 100 / 8 * 1.2
+
+
 def test_the_shares_of_groups_have_the_miou_as_their_mean_and_its_spread() -> None:
     """Against the jackknife, which leaves out one group after the other."""
     random = np.random.default_rng(0)
