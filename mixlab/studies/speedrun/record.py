@@ -79,7 +79,8 @@ def read_record(run: Path) -> dict[str, Any]:
 
 def check_record(record: dict[str, Any], file: Path) -> None:
     """Refuse a damaged one."""
-    check_form(record, NAME, str(file))
+    for kind in (NAME, f"{NAME} row"):
+        check_form(record, kind, str(file))
     if lacking := {"knn_top1", "probe_top1"} - {m.metric for m in measurements_of(record, file)}:
         raise InputError(f"{file} lacks {' and '.join(sorted(lacking))}; {AGAIN}")
 
