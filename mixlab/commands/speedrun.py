@@ -86,6 +86,7 @@ def _train_and_score(
     from mixlab.evaluation.settings import KnnSettings
     from mixlab.recipes import recipe_for
     from mixlab.run import RunDirectory
+    from mixlab.run.lock import RunLock
     from mixlab.studies.elapsed import noting_time
     from mixlab.studies.speedrun.record import NAME, PROBE, SECONDS, K, changed_settings, check_same, make_record
     from mixlab.training.distributed import choose_device
@@ -113,7 +114,7 @@ def _train_and_score(
             if not is_over(directory):
                 start_training(given, Answer(), command="pretrain")
             shrink_file(run / "weights.safetensors", bits=16)  # what is scored is what is kept
-        with noting_time(run / SECONDS, "scoring"):
+        with RunLock(run), noting_time(run / SECONDS, "scoring"):
             knn(target, KnnSettings(k=(K,)), Answer())
             probe(target, PROBE, WideAnswer())
     directory.write_result(NAME, make_record(directory, device=where))

@@ -5,8 +5,10 @@ import os
 import shlex
 import shutil
 import signal
+import sys
 from itertools import pairwise
 from pathlib import Path
+from subprocess import PIPE, Popen
 from typing import Any
 
 import pytest
@@ -129,6 +131,20 @@ def test_a_trained_run_whose_record_is_gone_is_scored_again_and_never_trained_ag
     assert main(["pretrain", "dino_vit_tiny160", *given]) == 1
     assert "nothing to resume; to train it again, choose another" in " ".join(capfd.readouterr().err.split())
     assert weights.read_bytes() == before
+
+
+def test_a_second_command_is_refused_while_the_first_one_scores(ran: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    run = shutil.copytree(ran / "run", ran / "scored")
+    shutil.rmtree(run / "checkpoints")
+    (run / "results" / "speedrun.json").unlink()
+    held = "import sys; from pathlib import Path; from mixlab.run.lock import RunLock\n"
+    held += "with RunLock(Path(sys.argv[1])): print(flush=True); sys.stdin.read()"
+    with Popen([sys.executable, "-c", held, str(run)], stdin=PIPE, stdout=PIPE) as first:
+        assert first.stdout and first.stdout.readline() and first.stdin
+        assert go(ran, "scored", "--seed", "1") == 1
+        assert f"in use by process {first.pid}" in " ".join(capfd.readouterr().err.split())
+        first.stdin.close()
+    assert go(ran, "scored", "--seed", "1") == 0
 
 
 def test_damaged_records_are_refused_with_a_way_out(ran: Path, docs: Path, capfd: pytest.CaptureFixture[str]) -> None:
