@@ -104,17 +104,17 @@ def _train_and_score(
     here += ["precision=fp32"] if where == "cpu" else []
     given = TrainingRun(recipe, data=source, run=run, set=(*here, *settings), device=device)
     asked = override(recipe_for(run, recipe), given.set)  # a wrong name leaves no run behind
-    if is_over(directory):  # it is only scored
+    if over := is_over(directory):  # it is only scored
         config = directory.read_config()
         trained = config | {"changed": changed_settings(config["recipe"], config["settings"])}
         check_same(trained, run, recipe=recipe, seed=asked.seed, settings=settings, data=source)
     target = LabelledTarget(str(run), data=source, device=device, workers=workers)
     with redirect_stdout(sys.stderr):  # the answers of these commands are notes here
-        with directory.kept_if_used(notes=[SECONDS]), noting_time(run / SECONDS, "training"):
-            if not is_over(directory):
+        if not over:
+            with directory.kept_if_used(notes=[SECONDS]), noting_time(run / SECONDS, "training"):
                 start_training(given, Answer(), command="pretrain")
-            shrink_file(run / "weights.safetensors", bits=16)  # what is scored is what is kept
         with RunLock(run), noting_time(run / SECONDS, "scoring"):
+            shrink_file(run / "weights.safetensors", bits=16)  # what is scored is what is kept
             knn(target, KnnSettings(k=(K,)), Answer())
             probe(target, PROBE, WideAnswer())
     directory.write_result(NAME, make_record(directory, device=where))

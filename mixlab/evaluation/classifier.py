@@ -194,13 +194,8 @@ def own_probe(run: Path) -> Path | None:
 
     def order(file: Path) -> tuple[float, bool, int, int, str]:
         about = read_json(file.with_suffix(".json")) if file.with_suffix(".json").is_file() else {}
-        name = file.parents[1].name
-        few, augmented, short = (
-            -about.get("label_share", 1.0),
-            about.get("mode") == "augmented",
-            -about.get("epochs", 0),
-        )
-        return few, not augmented, short, len(name), name
+        name, labels, epochs = file.parents[1].name, about.get("label_share", 1.0), about.get("epochs", 0)
+        return -labels, about.get("mode") != "augmented", -epochs, len(name), name
 
     found = [f for f in run.glob("probe*/*/best_head.safetensors") if re.fullmatch(r"probe(_\d+)?", f.parents[1].name)]
     return min(found, key=order, default=None)

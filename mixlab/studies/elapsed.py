@@ -34,16 +34,14 @@ def noting_time(place: Path, name: str, *, unit_s: float = 1.0) -> Iterator[None
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
+    last_note = note_if_possible  # after an error, which is what users should read, also where the disk is full
     try:
         yield
-    except BaseException:  # which is what users should read, also where the disk is full
+        last_note = note
+    finally:
         over.set()
         watcher.join()
-        note_if_possible()
-        raise
-    over.set()
-    watcher.join()
-    note()
+        last_note()
 
 
 def elapsed(place: Path) -> dict[str, float]:

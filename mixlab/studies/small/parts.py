@@ -111,7 +111,7 @@ def _parts(seeds: tuple[int, ...]) -> dict[str, Part]:
 
 
 def tune(size: str, family: Family, setting: Setting) -> Iterator[Step]:
-    """Short trainings with the same rates for every family, scored on a fifth of the training images."""
+    """Short trainings with some learning rates, for every family alike, scored on a fifth of the training images."""
     effort, held_out, needs, trials = setting.effort, HELD_OUT_OF + setting.data, list[str](), list[str]()
     recipe = recipe_of("dino", size, family)
     for rate in tried_rates(recipe, effort):

@@ -19,7 +19,7 @@ START_MINUTES, SCORING_MINUTES, LOOKING_MINUTES = 0.4, 0.5, 2.5  # estimates, to
 
 FULL = StudyEffort(
     least_images=320,
-    tuned_rates=(),
+    tuned_rates=(),  # those of `tried_rates`
     tuning_steps={"dino": 1000, "supervised": 500},
     auc_image=None,
     num_scored=1000,
