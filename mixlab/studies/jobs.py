@@ -2,6 +2,7 @@
 
 import gc
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -82,11 +83,11 @@ def write_scaling(run: str, sizes: str, batch_tokens: str, *rest: str) -> dict[s
                 if where.type == "cuda":
                     gc.collect()
                     torch.cuda.empty_cache()
-                rates, gib = _measure(step(backbone, images), where, len(images))
+                rates, gib, graph = _measure(step(backbone, images), where, len(images))
                 rate = median_interval(rates)
-                row = {"px": side, "tokens": tokens, "batch": len(images), "pass": kind, "peak_gib": gib}
+                row = {"label": label, "px": side, "tokens": tokens, "batch": len(images), "pass": kind}
                 figure = {"value": rate.value, "low": rate.low, "high": rate.high}
-                rows.append({"label": label, "images_per_s": figure, "n": rate.n, **row})
+                rows.append({**row, "images_per_s": figure, "n": rate.n, "peak_gib": gib, "graph": graph})
                 about: dict[str, Any] = {"subject": target.subject, "protocol": protocol, "seed": None}
                 records.append(Measurement.of(f"{kind}_images_per_s", rate, **about).to_json())
                 if gib is not None:
@@ -126,20 +127,43 @@ def forward_backward(backbone: nn.Module, images: Tensor) -> Callable[[], None]:
     return step
 
 
-def _measure(step: Callable[[], None], device: torch.device, batch: int) -> tuple[list[float], float | None]:
-    """Images per second of some passes, and the peak memory in GiB."""
-    on_gpu = device.type == "cuda"
-    for _ in range(WARM_UP if on_gpu else 1):
+def _measure(step: Callable[[], None], device: torch.device, batch: int) -> tuple[list[float], float | None, bool]:
+    """Images per second of some passes, the peak memory in GiB, and whether they were replays of a CUDA graph."""
+    if device.type == "cpu":
         step()
-    if on_gpu:
-        torch.cuda.reset_peak_memory_stats(device)
-    rates: list[float] = []
-    for _ in range(REPEATS):
-        if on_gpu:
-            torch.cuda.synchronize(device)
-        start = time.perf_counter()
+        return [batch / _seconds(step) for _ in range(REPEATS)], None, False
+    for _ in range(WARM_UP):
         step()
-        if on_gpu:
-            torch.cuda.synchronize(device)
-        rates.append(batch / (time.perf_counter() - start))
-    return rates, torch.cuda.max_memory_allocated(device) / 2**30 if on_gpu else None
+    torch.cuda.reset_peak_memory_stats(device)
+    step()
+    gib = torch.cuda.max_memory_allocated(device) / 2**30
+    replay = _captured(step)
+    run = replay or step
+    run()
+    torch.cuda.synchronize(device)
+
+    def finish() -> None:
+        run()
+        torch.cuda.synchronize(device)
+
+    return [batch / _seconds(finish) for _ in range(REPEATS)], gib, replay is not None
+
+
+def _captured(step: Callable[[], None]) -> Callable[[], None] | None:
+    """A replay of the step, as a training runs it: launches take no time. None for a step that cannot be captured."""
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph):
+            step()
+    except RuntimeError as error:
+        warnings.warn(f"cannot be captured as a CUDA graph ({error}); launched kernel by kernel", stacklevel=2)
+        return None
+    return graph.replay
+
+
+def _seconds(run: Callable[[], None]) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start

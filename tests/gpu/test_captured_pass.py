@@ -7,6 +7,7 @@ import torch
 
 from mixlab.data.loader import Batch
 from mixlab.recipes import find_recipe
+from mixlab.studies.jobs import write_scaling
 from mixlab.training.config import ModelConfig, TrainConfig
 from mixlab.training.distributed import World
 from mixlab.training.update import WARM_UP, Update
@@ -81,3 +82,11 @@ def test_random_choices_of_a_captured_pass_follow_the_seed_of_the_step() -> None
     other, _ = train(replace(recipe, model=model, seed=1), graph=True)
     assert one == again
     assert one != other
+
+
+def test_cost_against_tokens_is_measured_on_graphs(tmp_path):
+    found = write_scaling(str(tmp_path), "32,64", "512", "vit=dino_vit_tiny160", "vim=dino_dinovim_tiny160", "cuda")
+    assert [(row["label"], row["tokens"], row["pass"]) for row in found["rows"]] == [
+        (label, tokens, kind) for tokens in (16, 64) for label in ("vit", "vim") for kind in ("forward", "training")
+    ]
+    assert all(row["graph"] and row["peak_gib"] > 0 and row["images_per_s"]["value"] > 0 for row in found["rows"])
