@@ -35,7 +35,8 @@ def start(run: Path, recipe: str, optimizer: str, graph: bool, *, last: int | No
     ]
     call = ["pretrain", recipe, "--data", "shapes:size=224,n=16", "--device", "cuda", "--run", str(run), *settings]
     pauses = {} if last is None else {"MIXLAB_IMPORT": "tests.paused_training", **told({last: run / "never"})}
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), **pauses}
+    paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, "PYTHONPATH": paths, **pauses}
     with run.with_suffix(".log").open("ab") as log:
         return subprocess.Popen(
             [sys.executable, "-m", "mixlab", *call], stdout=log, stderr=log, start_new_session=True, env=environment
