@@ -105,7 +105,7 @@ def _parts(seeds: tuple[int, ...]) -> dict[str, Part]:
         minutes = sum(training_minutes("dino", "tiny", vit, each) + SCORING_MINUTES for each in tried) / SIDE_BY_SIDE
         question = f"what made the difference: {name}?"
         parts[f"ablate-{name}"] = Part(question, partial(ablate, name), minutes, labels=True)
-    parts["cost"] = Part("how does the cost of each grow with tokens?", cost, 1.0)
+    parts["cost"] = Part("how does the cost of each grow with tokens?", cost, 2.2)
     parts["ledger"] = Part("what is the verdict on each claim of the papers?", ledger, 1.0)
     return parts
 
