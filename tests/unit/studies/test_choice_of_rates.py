@@ -1,4 +1,4 @@
-"""The small jobs of a study."""
+"""The choice of learning rates, a job of studies."""
 
 from pathlib import Path
 
