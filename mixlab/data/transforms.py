@@ -211,7 +211,10 @@ def draw_colours(num: int, generator: torch.Generator) -> Tensor:
 
 
 def change_colours(images: Tensor, strengths: Tensor) -> Tensor:
-    """Images (B, 3, H, W) in [0, 1], changed in place by `draw_colours`' strengths (B, 4)."""
+    """Images (B, 3, H, W) in [0, 1], changed in place by `draw_colours`' strengths (B, 4).
+
+    Contrast comes second; MMSegmentation has it last in half of the cases, which differs where values are cut off at 1.
+    """
     brightness, contrast, saturation, hue = strengths[:, :, None, None, None].unbind(1)  # (B, 1, 1, 1) each
     images.add_(brightness).clamp_(0, 1).mul_(contrast).clamp_(0, 1)
     return shift_hue(scale_saturation(images, saturation), hue)

@@ -51,7 +51,8 @@ def lejepa(name: str) -> TrainConfig:
 def supervised(name: str) -> TrainConfig:
     """Classification on ImageNet as MambaOut, Table 5, has it: 300 epochs, batch 4096 (set `accumulate`).
 
-    What the table leaves out (the smallest rates, interpolation, draws of mixup) is from MambaOut's released code.
+    What the table leaves out (the smallest rates, interpolation, draws of mixup) is from MambaOut's released code. That
+    trains for 10 epochs more, at the smallest rate (timm's `cooldown_epochs`), of which the paper does not speak.
     """
     family, _, size = name.partition("_")
     fields = {"drop_path": mamba_drop_path(name)}
@@ -78,7 +79,8 @@ def supervised(name: str) -> TrainConfig:
 def deit(name: str) -> TrainConfig:
     """Classification on ImageNet as DeiT's released code has it, without distillation: 300 epochs, batch 1024.
 
-    MambaOut §5 and its Figure 3 (b), fully visible and causal ViTs, build on it.
+    MambaOut §5 and its Figure 3 (b), fully visible and causal ViTs, build on it. Of an image's three copies DeiT gives
+    each to another GPU; here they are in one batch, so that mixup may blend two of them.
     """
     method = SupervisedConfig(
         mix_every=256,  # a process's batch, on four GPUs
@@ -111,5 +113,6 @@ def with_drop_path(name: str, rate: float) -> ModelConfig:
 
 
 def mamba_drop_path(name: str) -> float:
-    """That of its own name, or of the first name that it begins with."""
-    return next((rate for key, rate in MAMBA_DROP_PATH.items() if name == key or name.startswith(f"{key}_s")), 0.1)
+    """That of its own name, or of a name that it begins with."""
+    start = next((key for key in MAMBA_DROP_PATH if name.startswith(f"{key}_s")), "")
+    return MAMBA_DROP_PATH.get(name, MAMBA_DROP_PATH.get(start, 0.1))

@@ -265,7 +265,7 @@ def soft_targets(labels: Tensor, *, num_classes: int, smoothing: float) -> Tenso
 
 
 def draw_erasures(num_images: int, generator: torch.Generator, *, side: int, probability: float) -> list[Box | None]:
-    """A box to erase for each image, or none."""
+    """A box to erase for each image, or none. One box in 200 does not fit and is left out; timm draws it again."""
     u = torch.rand(num_images, 5, generator=generator, dtype=torch.float64).tolist()
     low, high = (math.log(aspect) for aspect in ERASED_ASPECT)
     boxes: list[Box | None] = []

@@ -1,4 +1,5 @@
-"""Copies of one network on all ranks, whose gradients are averaged after the last backward pass of a step.
+"""Copies of one network on all ranks, whose gradients are averaged after the last backward pass of a step, and whose
+batch statistics after the step.
 
 DistributedDataParallel (DDP) averages during that pass, beside its kernels. A CUDA graph holds the kernels of its own
 rank alone, so there the exchange comes after it, in a fixed order and in few large pieces. Both ways scale by 1 / ranks
@@ -11,6 +12,7 @@ from collections.abc import Iterable, Iterator
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from mixlab.training.sharded import broadcast_
 
@@ -41,6 +43,30 @@ class GradientExchange:
         has = torch.tensor([parameter.grad is not None for parameter in self.parameters], dtype=torch.uint8)
         dist.all_reduce(has, op=dist.ReduceOp.MAX)  # on the host: never waits for a GPU
         return [parameter for parameter, kept in zip(self.parameters, has.tolist(), strict=True) if kept]
+
+
+class StatisticsExchange:
+    """Averages the running statistics of batch norms over ranks, each of which has seen its own images. Otherwise ranks
+    would score different networks, and a run that resumes would not have the statistics of one that did not stop.
+    Norms in evaluation mode, such as those of a frozen backbone, stay as they are. Every rank must call it.
+    """
+
+    def __init__(self, network: nn.Module) -> None:
+        self.norms = [
+            part
+            for part in network.modules()
+            if isinstance(part, _BatchNorm) and not isinstance(part, nn.SyncBatchNorm) and part.running_mean is not None
+        ]
+
+    @torch.no_grad()
+    def __call__(self) -> None:
+        norms = [norm for norm in self.norms if norm.training]
+        statistics = [value for norm in norms for value in (norm.running_mean, norm.running_var) if value is not None]
+        if not statistics:
+            return
+        flat = torch.cat(statistics).div_(dist.get_world_size())
+        dist.all_reduce(flat)
+        torch._foreach_copy_(statistics, list(flat.split([len(value) for value in statistics])))
 
 
 def in_buckets(parameters: Iterable[nn.Parameter], *, most: int = BUCKET_BYTES) -> Iterator[list[nn.Parameter]]:

@@ -18,7 +18,8 @@ from mixlab.training.muon import linear_weights
 
 
 def seed_for(*parts: int) -> int:
-    """One 63-bit seed from whole numbers such as (seed, step); other numbers, other seed."""
+    """One 63-bit seed from whole numbers such as (seed, step); other numbers, other seed. But zeros at the end do not
+    count: (seed, step) is (seed, step, 0)."""
     return int(np.random.SeedSequence(parts).generate_state(1, np.uint64)[0]) >> 1
 
 

@@ -16,7 +16,7 @@ from mixlab.backbones.backbone import Backbone
 from mixlab.data.crops import IMAGENET_MEAN, IMAGENET_STD, CropKind, MultiCrop
 from mixlab.data.given import Data
 from mixlab.data.images import parse_source
-from mixlab.data.labelled import check_class_folders, check_labels, is_held_out
+from mixlab.data.labelled import align, check_class_folders, check_labels, is_held_out
 from mixlab.data.packed import PackedBatch, PackedLoader
 from mixlab.data.source import ImageSource
 from mixlab.errors import InputError
@@ -113,7 +113,10 @@ class SupervisedConfig(MethodConfig):
     def scores(
         self, data: Data, source: ImageSource, config: TrainConfig, *, world: World, precise: Precise
     ) -> ClassifierScores:
-        if world.is_first and not is_held_out(data, parse_source(data, split="val"), source):
+        val = parse_source(data, split="val") if world.is_first else None
+        if val is not None and is_held_out(data, val, source):
+            align(source, val)  # what cannot be scored in the end is refused before it is trained on
+        elif val is not None:
             way_out = f"--data heldout:{data}" if isinstance(data, str) else 'data={"train": ..., "val": ...}'
             warnings.warn(
                 f"{data} has no validation set: training uses the labels of all {len(source):,} images, so scores on "

@@ -18,6 +18,7 @@ from mixlab.data.loader import AnyBatch
 from mixlab.errors import InputError, WorkError
 from mixlab.training.config import TrainConfig
 from mixlab.training.distributed import World
+from mixlab.training.exchange import StatisticsExchange
 from mixlab.training.log import TAKEN
 from mixlab.training.optim import build_optimizer, clip_each_, gradients, parameter_groups, set_rates
 from mixlab.training.precision import Precise, autocast
@@ -42,6 +43,7 @@ class Update:
         self.optimizer = build_optimizer(groups, config.optim)
         self.course = course_of(config, steps_per_epoch)
         check_schedule(self.course, config.optim.decay)
+        self.exchange_statistics = StatisticsExchange(recipe.network) if world.size > 1 else None
         self.captured: CapturedPass | None = None
         if world.device.type == "cuda" and config.graph is not False:
             why = reason_against_capture(recipe, config, world)
@@ -63,6 +65,8 @@ class Update:
         self.recipe.before_update(part)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
+        if self.exchange_statistics is not None:
+            self.exchange_statistics()
         mean = metrics[0]
         if len(metrics) > 1:
             mean = {name: torch.stack([part[name] for part in metrics]).mean() for name in mean}
@@ -90,7 +94,7 @@ class Update:
 
     def _forward_backward(self, batch: AnyBatch, step: int, index: int, num_passes: int) -> dict[str, Tensor]:
         part = self._part(step, index, num_passes)
-        seed_all(part.seed, part.step, part.index)  # for drop path and the like
+        seed_all(part.seed, part.step, 1 + part.index)  # for drop path and the like; not the draws of `part.generator`
         inputs = self.recipe.prepare(batch.to(self.world.device), part)
         if self.captured is not None:
             return self.captured(inputs, index=index, num_passes=num_passes)

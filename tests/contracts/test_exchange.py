@@ -1,4 +1,5 @@
-"""The promise: gradients that ranks average after a step's passes, as CUDA graphs need it, give the bits of DDP."""
+"""The promise: gradients that ranks average after a step's passes, as CUDA graphs need it, give the bits of DDP; and
+all ranks have one set of batch statistics."""
 
 import signal
 from pathlib import Path
@@ -14,8 +15,8 @@ from torch.nn.parallel import DistributedDataParallel
 from mixlab.recipes import find_recipe
 from mixlab.run.files import read_json
 from mixlab.training.distributed import World
-from mixlab.training.exchange import GradientExchange, in_buckets
-from mixlab.training.loop import train
+from mixlab.training.exchange import GradientExchange, StatisticsExchange, in_buckets
+from mixlab.training.loop import Trainer, train
 from mixlab.training.settings import override
 
 
@@ -90,3 +91,44 @@ def test_a_rank_that_is_killed_and_resumed_ends_with_the_bits_of_ddp(tmp_path: P
     ours, theirs = (load_file(tmp_path / run / "checkpoints/step-00000008.safetensors") for run in ("killed", "ddp"))
     assert ours.keys() == theirs.keys()
     assert not [name for name in ours if not torch.equal(ours[name], theirs[name])]
+
+
+BATCH_NORMS = ["batch=8", "steps=3", "optim.warmup_epochs=0", "knn.every_epochs=0", "model.image=32", "method.size=32"]
+
+
+def train_batch_norms(rank: int, size: int, port: int, folder: str) -> None:
+    join(rank, size, port)
+    config = override(find_recipe("supervised_plainmamba_tiny64"), BATCH_NORMS)
+
+    def keep(trainer: Trainer) -> None:
+        statistics = {name: value for name, value in trainer.recipe.network.named_buffers() if "running" in name}
+        torch.save(statistics, f"{folder}/{rank}.pt")
+
+    train(config, data="shapes:size=32,n=32", run=f"{folder}/run", device="cpu", then=keep)
+
+
+def test_batch_statistics_are_the_same_on_all_ranks_so_that_all_score_the_exported_network(tmp_path: Path) -> None:
+    assert run_ranks(train_batch_norms, str(tmp_path)) == [0, 0]
+    ours, theirs = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
+    exported = load_file(tmp_path / "run" / "weights.safetensors")
+    assert ours
+    for name, value in ours.items():
+        assert torch.equal(value, theirs[name]), name
+        assert torch.equal(value, exported[name.removeprefix("backbone.")]), name
+
+
+def average_statistics(rank: int, size: int, port: int) -> None:
+    join(rank, size, port)
+    dist.init_process_group("gloo")
+    network = nn.Sequential(nn.BatchNorm1d(2), nn.BatchNorm1d(2).eval(), nn.BatchNorm1d(2, track_running_stats=False))
+    for norm in network[:2]:
+        norm.running_mean.fill_(rank)
+        norm.running_var.fill_(2 + rank)
+    StatisticsExchange(network)()
+    assert network[0].running_mean.tolist() == [0.5, 0.5] and network[0].running_var.tolist() == [2.5, 2.5]
+    assert network[1].running_mean.tolist() == [rank, rank], "a frozen one stays as it is"
+    dist.destroy_process_group()
+
+
+def test_statistics_are_averaged_and_those_of_frozen_norms_stay() -> None:
+    assert run_ranks(average_statistics) == [0, 0]

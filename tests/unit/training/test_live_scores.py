@@ -13,6 +13,7 @@ from mixlab.data.crops import normalise
 from mixlab.data.images import parse_source
 from mixlab.data.shapes import Shapes
 from mixlab.data.source import split
+from mixlab.errors import InputError
 from mixlab.recipes import RECIPES
 from mixlab.training.config import KnnConfig
 from mixlab.training.dino import DinoConfig
@@ -89,10 +90,22 @@ def test_accuracy_is_given_only_for_images_that_were_not_trained_on(tmp_path: Pa
     assert [name for name, _ in scores(str(tmp_path), "supervised")(recipe)] == ["knn_accuracy", "accuracy"]
 
 
-def test_a_held_out_part_of_other_classes_is_none(tmp_path: Path) -> None:
+def test_a_held_out_part_of_other_classes_is_none_and_a_classifier_is_not_trained_beside_it(tmp_path: Path) -> None:
     save_images(tmp_path / "train", ["cat", "dog"], 5)
-    save_images(tmp_path / "val", ["cat", "emu"], 2)
+    save_images(tmp_path / "val", ["cow", "emu"], 2)
     assert validation_set(str(tmp_path), parse_source(str(tmp_path))) is None
+    with pytest.raises(InputError, match="no validation image belongs to a known class: found cow, emu"):
+        scores(str(tmp_path), "supervised")
+
+
+def test_a_held_out_part_that_lacks_a_class_or_has_another_is_scored_by_the_classes_of_both(tmp_path: Path) -> None:
+    save_images(tmp_path / "train", ["ant", "cat", "dog"], 5)
+    save_images(tmp_path / "val", ["cat", "dog", "emu"], 2)
+    found = validation_set(str(tmp_path), parse_source(str(tmp_path)))
+    assert found is not None and found.classes == ("ant", "cat", "dog")
+    assert found.labels().tolist() == [1, 1, 2, 2]
+    recipe = SupervisedConfig(size=32).build(backbone(), num_classes=3, total_steps=1, steps_per_epoch=1)
+    assert [name for name, _ in scores(str(tmp_path), "supervised")(recipe)] == ["knn_accuracy", "accuracy"]
 
 
 def test_a_folder_with_a_held_out_part_uses_it(tmp_path: Path) -> None:

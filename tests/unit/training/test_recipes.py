@@ -72,6 +72,12 @@ def test_mambaout_recipes_have_the_hyper_parameters_of_table_5(size: str, rate: 
     assert config.data.size is None
 
 
+def test_visual_mambas_drop_paths_as_they_were_released() -> None:
+    names = ("vim_small_stride8", "vmamba_tiny_s1l8", "vmamba_base_s2l15", "vmamba_base_s1l20", "localvim_tiny")
+    rates = [RECIPES[f"supervised_{name}"]().model.fields["drop_path"] for name in names]
+    assert rates == [0.05, 0.2, 0.6, 0.5, 0.1]
+
+
 @pytest.mark.parametrize("name", ["vit_tiny", "vit_small", "vit_base", "vit_causal_tiny", "vit_causal_small"])
 def test_supervised_transformers_train_as_deit_does(name: str) -> None:
     config = RECIPES[f"supervised_{name}"]()

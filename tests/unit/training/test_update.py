@@ -9,8 +9,9 @@ from mixlab.backbones.zoo import create_model
 from mixlab.data.loader import Batch
 from mixlab.recipes import RECIPES
 from mixlab.training.config import TrainConfig
+from mixlab.training.dino import DinoRecipe
 from mixlab.training.distributed import World
-from mixlab.training.recipe import Recipe, TensorDropPath, compile_recipe, seed_all, seed_for
+from mixlab.training.recipe import BatchPart, Recipe, TensorDropPath, compile_recipe, seed_all, seed_for
 from mixlab.training.settings import override
 from mixlab.training.update import Update
 
@@ -112,3 +113,16 @@ def test_seeds_differ_for_other_numbers_and_repeat_for_the_same() -> None:
     first = torch.rand(3)
     seed_all(1, 2)
     assert torch.equal(first, torch.rand(3))
+
+
+def test_a_pass_draws_other_numbers_than_its_batch_was_prepared_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    setup, seeds = config("dino_vit_tiny64"), []
+    prepare = DinoRecipe.prepare
+
+    def note(recipe: DinoRecipe, batch: Batch, part: BatchPart) -> tuple[torch.Tensor, ...]:
+        seeds.append((torch.initial_seed(), part.generator().initial_seed()))
+        return prepare(recipe, batch, part)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(DinoRecipe, "prepare", note)
+    train_three_steps(setup, [images()])
+    assert len(seeds) == 3 and all(dropped != cropped for dropped, cropped in seeds)
