@@ -21,7 +21,9 @@ BIG_TRANSFORMERS = ("vit_base", "linearvit_base")
 def dino(name: str) -> TrainConfig:
     """DINO on ImageNet as Dino-Mamba §5.1 has it: 100 epochs, batch 1024, 2 x 224 + 8 x 96 px.
 
-    The teacher of a Mamba drops paths, as in Dino-Mamba's released code; other teachers do not, as in DINO's.
+    The teacher of a Mamba drops paths, as in Dino-Mamba's released code; other teachers do not, as in DINO's. Gradients
+    are clipped parameter by parameter, as in both; but a Mamba's two directions are one parameter here (of their
+    convolutions, steps, decays, skips and norms), and two there.
     """
     return TrainConfig(
         method=DinoConfig(teacher_drop_path=name.startswith(("dinovim", "dinomambareg"))),

@@ -3,7 +3,7 @@
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -153,6 +153,15 @@ def shard_module(module: nn.Module, pieces: Pieces | None = None) -> None:
             if pieces is not None:
                 pieces.put_together(tensor for tensor in part.parameters() if not isinstance(tensor, DTensor))
             fully_shard(part, reshard_after_forward=True)
+
+
+def settle_roots(modules: Iterable[nn.Module]) -> None:
+    """Say that these modules, where they are sharded, are wholes. FSDP2 takes for one whatever runs first, and a whole
+    whose part ran before it fails. torch has no public call for this.
+    """
+    for module in modules:
+        if isinstance(module, FSDPModule):
+            module._get_fsdp_state()._lazy_init()
 
 
 def mean_over_ranks_(tensor: Tensor) -> Tensor:

@@ -26,7 +26,15 @@ from mixlab.training.building import build_recipe
 from mixlab.training.checkpoint import Checkpoint, Checkpoints, export_weights
 from mixlab.training.checkpoint_writer import CheckpointWriter
 from mixlab.training.config import ModelConfig, TrainConfig
-from mixlab.training.distributed import World, any_rank, describe_workers, entries_of_all, from_first, join_world
+from mixlab.training.distributed import (
+    World,
+    any_rank,
+    describe_workers,
+    entries_of_all,
+    from_first,
+    join_world,
+    settle_roots,
+)
 from mixlab.training.log import Journal, MetricBuffer, NonFiniteLoss, TrainingProgress, forget_after
 from mixlab.training.record import RunRecord
 from mixlab.training.state import TrainingState
@@ -171,7 +179,8 @@ class Trainer:
         """From the current step to the last."""
         batches, from_step = steps(self.loader, self.config.accumulate), self.step
         self.clock = Clock(self.step)
-        if self.lacks_scores and self.config.sharding != "fsdp":  # shards must first run once as a whole
+        if self.lacks_scores:
+            settle_roots(self.recipe.modules().values())  # no pass was made yet, and a part is scored on its own
             self.score(stop)
         while self.step < self.total_steps:
             position = self.loader.state_dict()

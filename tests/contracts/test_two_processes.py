@@ -15,6 +15,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 import mixlab
 from mixlab.cli import main
+from mixlab.run import RunDirectory
 from mixlab.run.files import read_json
 from mixlab.training.checkpoint import Checkpoints
 from mixlab.training.sharded import local
@@ -76,6 +77,8 @@ def test_two_processes_give_the_weights_of_one_and_one_may_resume_what_two_began
     together = run("dino_dinovim_tiny64", tmp_path / "run", ["model.state=8", *extra], size=2)
     assert together["network/backbone.embed.project.weight"].dtype == torch.float64
     assert largest_difference(together, alone) < 1e-6
+    scored = [row["step"] for row in RunDirectory(tmp_path / "run").read_metrics() if "knn_accuracy" in row]
+    assert scored == [0, STEPS // 2, STEPS], "before the first epoch, too"
     for file in (tmp_path / "run" / "checkpoints").glob(f"step-{STEPS:08d}.*"):
         file.unlink()
     resumed = run("dino_dinovim_tiny64", tmp_path / "run", ["model.state=8", *extra], size=1)
