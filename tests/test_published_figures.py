@@ -3,16 +3,21 @@
 `docs/studies/*/README.md` and the tables of `docs/speedrun.md` are made from records, as their own tests see.
 """
 
+import json
 import re
+import tarfile
 from collections import Counter
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 import pytest
 
 from mixlab.backbones.zoo import SHIPPED
 from mixlab.run.files import read_json
+from mixlab.statistics import difference, with_interval
 from mixlab.studies.miniature.parts import PARTS
+from mixlab.studies.speedrun.record import score_of
 
 ROOT = Path(__file__).parents[1]
 STUDY = ROOT / "docs" / "studies" / "miniature" / "README.md"
@@ -40,6 +45,15 @@ def tables(path: str | Path, first: str) -> list[dict[str, dict[str, str]]]:
         header, _, *rows = cells
         found.append({row[0]: dict(zip(header, row, strict=True)) for row in rows})
     return found
+
+
+def archived(name: str) -> dict[str, Any]:
+    """A result of the study at 160 px itself, from its archive."""
+    with tarfile.open(SMALL.parent / "runs.tar.xz") as archive:
+        file = archive.extractfile(f"small/results/{name}.json")
+        assert file
+        found: dict[str, Any] = json.load(file)
+        return found
 
 
 def table(path: str | Path, first: str) -> dict[str, dict[str, str]]:
@@ -125,6 +139,58 @@ def test_experiments_and_readme_quote_the_tables_of_the_study_at_160_px() -> Non
     twins = [score - gap for score, gap in zip(auc, above, strict=True)]
     said = f"{min(auc):.3f} to {max(auc):.3f}, that of a blob in the centre 0.864, that of untrained networks "
     assert said + f"{min(twins):.3f} to {max(twins):.3f}." in text_of("README.md")
+
+
+def test_experiments_and_speedrun_quote_the_ablations() -> None:
+    """Differences from the recipe, image by image."""
+    changes = {
+        "half-length": "half the steps", "no-local": "no local views", "temperature-0.06": "teacher temperature 0.06",
+        "batch-half": "half the batch and rate with as many images", "momentum-0.98": "momentum 0.98",
+        "momentum-0.996": "and 0.996", "koleo-none": "no KoLeo", "registers-4": "four registers",
+        "rate-1e-3": "learning rate 1e-3", "rate-4e-3": "and 4e-3",
+    }  # fmt: skip
+    place = ROOT / "docs" / "studies" / "speedrun" / "results"
+    knn = {name: score_of(read_json(place / f"dino_vit_tiny160-{name}-s0.json"), "knn_top1") for name in changes}
+    base = score_of(read_json(place / "dino_vit_tiny160-as-it-is-s0.json"), "knn_top1")
+    gaps = {name: difference([knn[name]], [base]) for name in changes}
+    experiments = text_of("EXPERIMENTS.md")
+    speedrun = text_of("docs/speedrun.md").partition("**At full length** (")[2].replace(" points [", " [")
+    assert f"The recipe has {100 * base.value:.1f} %; differences are in points" in experiments
+    for name, said in changes.items():
+        gap = with_interval(gaps[name].value, gaps[name].low, gaps[name].high, form="+.1f", unit=100)
+        assert f"{said} {gap}" in experiments
+        short = gap if abs(gaps[name].value) > 0.01 else gap.partition(" ")[0]
+        assert short in speedrun, name
+    assert max(changes, key=lambda name: gaps[name].value) == "temperature-0.06"  # "the best of ten changes"
+
+
+def test_experiments_and_speedrun_quote_the_learning_rates_that_were_tried() -> None:
+    tried: dict[str, list[float]] = {}
+    for trial in sorted(archived("tuning")["trials"], key=lambda trial: trial["lr"]):  # half, once, twice
+        assert trial["k"] == 20
+        tried.setdefault(trial["family"], []).append(100 * trial["value"])
+    gains = {name: twice - once for name, (_, once, twice) in tried.items()}
+    worse, half = gains.pop("linearvit"), [once - half for half, once, _ in tried.values()]
+    half, twice = (f"{min(gaps):.1f} to {max(gaps):.1f}" for gaps in (half, gains.values()))
+    experiments, speedrun = text_of("EXPERIMENTS.md"), text_of("docs/speedrun.md")
+    assert f"Half the rate costs every family {half} points." in experiments
+    assert f"LinearViT is best at the recipe's rate, the others at twice it, by {twice} points" in experiments
+    assert f"half the rate cost the tiny families {half} points" in speedrun
+    assert f"twice the rate gave LinearViT {-worse:.1f} less and the others {twice} more" in speedrun
+
+
+def test_experiments_quotes_the_cost_of_the_study_at_160_px() -> None:
+    rows = [row for row in archived("scaling")["rows"] if row["pass"] == "training"]
+    speed = {(row["label"], row["tokens"]): row["images_per_s"]["value"] for row in rows}
+    vit, linear, vim, registers, cnn = (speed[f"{name}-tiny", 6400] for name in FAMILIES)
+    said = (
+        f"LinearViT-T makes {linear / vit:.2f} times the images per second of ViT-T, the gated CNN-T {cnn / vit:.2f},"
+    )
+    said += f" DinoVim-T {vim / vit:.2f} and Mamba-Reg-T {registers / vit:.2f}."
+    assert said in text_of("EXPERIMENTS.md")
+    ms = {(row["label"], row["tokens"]): f"{1000 * row['batch'] / row['images_per_s']['value']:.0f}" for row in rows}
+    pairs = [f"{ms[f'{n}-tiny', 6400]} and {ms[f'{n}-small', 1600]}" for n in ("linearvit", "dinovim", "gatedconv")]
+    assert "LinearViT {} ms, DinoVim {}, the gated CNN {}.".format(*pairs) in text_of("EXPERIMENTS.md")
 
 
 def test_experiments_counts_the_verdicts_of_the_ledger_over_both_studies() -> None:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 LRS = (2.5e-4, 5e-4, 1e-3, 2e-3)  # Dino-Mamba, Table 5, as the next
 WEIGHT_DECAYS = (0.0, 1e-3, 5e-3, 1e-2)
 BATCH = 1024  # Dino-Mamba
+SPEEDRUN_LRS = (0.01, 0.1, 0.5)  # of `mixlab speedrun`, for few epochs on features of plain images
 # Below so many training images, the paper's batch leaves a probe a few hundred steps, for which its rates are too low.
 # The smallest of its own shares of ImageNet, 1 %, has 12,811.
 FEW_IMAGES = 8 * BATCH

@@ -208,9 +208,13 @@ FORMS: dict[str, dict[str, Rule]] = {
         "trials.*.lr": NUMBER,
         "trials.*.training": TEXT,
         "trials.*.family": TEXT,
+        "trials.*.metric": TEXT,
         "trials.*.value": NUMBER,
+        "trials.*.low": NUMBER,
+        "trials.*.high": NUMBER,
         "trials.*.steps": COUNT,
         "trials.*.n": COUNT,
+        "trials.*.k?": COUNT,
     },
 }
 

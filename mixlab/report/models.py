@@ -25,6 +25,7 @@ from mixlab.analysis.comparisons import (
     training_gains,
 )
 from mixlab.analysis.figures import LineStyle, line_styles
+from mixlab.evaluation.settings import LRS, SPEEDRUN_LRS
 from mixlab.report.findings import Findings, Record
 from mixlab.report.table import Cell, Column, GainColumn, Row, Table, in_order
 from mixlab.report.trainings import shown_measurements
@@ -37,6 +38,8 @@ NOT_SHARED = ("source", "layer", "layers", "map", "change", "tokens")  # follow 
 NO_SCORES = ("images_per_s", "off_diagonal_rank")
 OWN_SIZE = ("image", "short_side", "long_side", "settings")  # follow from the images that a network was made for
 _IN_KEY = {"kind", "data", "val_data", "classifier", *OWN_SIZE, *NOT_SHARED}  # or above the table
+PROBES = {LRS: "the paper's", SPEEDRUN_LRS: "the speedrun's"}  # by their learning rates
+_OF_PROBES = {"mode", "heads", "epochs", "batch", "lrs", "weight_decays"}
 ROBUSTNESS = ("robust_top1", "shifted_top1", "shift_top1")
 
 
@@ -92,7 +95,7 @@ def model_table(findings: Findings) -> Table:
     measured = {network for column in (*columns, *maker.columns) for network in column.cells}
     measured |= {network for column in maker.others for network in column.cells} - twins
     rows = _rows(in_order(networks), gains, measured, _own_sizes(groups, columns))
-    columns[:0] = _sizes(rows, groups, findings)
+    columns[:0] = _sizes(rows, groups, findings, {n for c in columns if not c.is_score for n in c.cells})
     return Table(rows, columns, maker.columns, maker.others, _gain_columns(gains), _averaged_networks(measurements))
 
 
@@ -139,9 +142,11 @@ def _key(lead: Measurement, others: Iterable[Measurement]) -> str:
     """The data, the size of images, and every choice in which some other of that metric, not comparable, differs."""
     apart = [other for other in others if not _alike(other, lead)]
     differing = {name for other in apart for name in (*_different(other, lead), *_different(lead, other))}
-    choices = {name: value for name, value in lead.protocol.choices.items() if name in differing - _IN_KEY}
+    named = PROBES.get(lead["lrs"], "") if "lrs" in differing else ""
+    shown = differing - _IN_KEY - (_OF_PROBES if named else set())
+    choices = {name: value for name, value in lead.protocol.choices.items() if name in shown}
     image = f"{lead['image']} px" if lead["image"] else ""
-    return ", ".join(filter(None, (_data(lead), image, words(choices, most_values=3))))
+    return ", ".join(filter(None, (named, _data(lead), image, words(choices, most_values=3))))
 
 
 def _data(m: Measurement) -> str:
@@ -205,6 +210,8 @@ def words(choices: Mapping[str, Any], *, most_values: int | None = None) -> str:
             parts.append("all labels" if value == 1 else f"{100 * value:g} % of the labels")
         elif name == "classifier":
             parts.append(f"classifier {kind_of_classifier(str(value))}")
+        elif name == "lrs" and value in PROBES:
+            parts.append(f"{PROBES[value]} lrs {' '.join(map(str, value))}")
         elif most_values is not None and isinstance(value, tuple | list) and len(value) > most_values:
             parts.append(f"{len(value)} {name.replace('_', ' ')}")
         elif name != "kind" and value != "":
@@ -275,16 +282,17 @@ def _averaged_networks(measurements: Iterable[Measurement]) -> list[str]:
     ]
 
 
-def _sizes(rows: list[Row], groups: list[Group], findings: Findings) -> list[Column]:
-    """Parameters of every network, and multiply-accumulates of those whose cost was counted."""
+def _sizes(rows: list[Row], groups: list[Group], findings: Findings, measured: set[Network]) -> list[Column]:
+    """Parameters, and multiply-accumulates of those whose cost was counted. Where ranks or speeds of some networks are
+    `measured`, others of an architecture that has a row are left out: theirs would have nothing else."""
     records: dict[Network, Record] = {}
     for group in groups:
         records.setdefault(Network.of(group[0]), findings.record_of[group[0].identity])
     parameters: dict[Network, Cell] = {}
     macs: dict[Network, Cell] = {}
     for row in rows:
-        number = row.network.num_parameters
-        if number:
+        number, known = row.network.num_parameters, {other.architecture for other in measured | set(parameters)}
+        if number and (not measured or row.network in measured or row.network.architecture not in known):
             parameters[row.network] = Cell(number, None, None, records[row.network])
         for record in findings.of("cost"):
             about = record.content["subject"]

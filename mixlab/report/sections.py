@@ -212,9 +212,10 @@ def scaling_part(record: Record, styles: Styles) -> dict[str, Any]:
             table.setdefault(row["tokens"], {})[row["label"]] = row
     labels = sorted({row["label"] for row in rows}, key=lambda label: place_of(label, styles))
     on_gpu = any(row["peak_gib"] for row in rows)
-    by_host = "launched kernel by kernel: for few tokens the host sets the speed"
+    by_host = "launched kernel by kernel: of small networks the host may set the speed"
     launched = ("replayed from CUDA graphs" if all(row.get("graph") for row in rows) else by_host) if on_gpu else ""
-    return {"record": record, "charts": shown, "labels": labels, "table": table, "launched": launched}
+    on = ((record.content.get("provenance") or {}).get("machine") or {}).get("device", "")
+    return {"record": record, "charts": shown, "labels": labels, "table": table, "launched": launched, "on": on}
 
 
 def place_of(label: str, styles: Styles) -> tuple[int, str]:

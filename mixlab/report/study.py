@@ -6,6 +6,10 @@ from mixlab.analysis.comparisons import grouped
 from mixlab.report.findings import Findings, Record
 from mixlab.run import base_label
 
+TUNED_BY = {
+    "knn_top1": "kNN accuracy{} after DINO",
+    "top1": "accuracy of the classifier after training with labels",
+}
 MOST_PARTS = 12  # of a study that are named one by one
 
 
@@ -89,4 +93,8 @@ def _tuning(record: Record) -> dict[str, Any]:
             own = {t["lr"]: t for t in trials if (t["training"], t["family"]) == (training, family)}
             rows.append({"training": training, "family": family, "best": best, "cells": [own.get(r) for r in rates]})
     steps = {trial["training"]: trial["steps"] for trial in trials}
-    return {"record": record, "rates": rates, "rows": rows, "steps": steps, "n": trials[0]["n"] if trials else 0}
+    ks = {trial["metric"]: trial.get("k") for trial in trials}  # early results do not say it
+    metrics = [name.format(f" (k = {ks[m]})" if ks[m] else "") for m, name in TUNED_BY.items() if m in ks]
+    half = max((trial["high"] - trial["low"] for trial in trials), default=0.0) / 2
+    about = {"record": record, "rates": rates, "rows": rows, "steps": steps, "n": trials[0]["n"] if trials else 0}
+    return about | {"metrics": ", ".join(metrics), "half": half}

@@ -17,6 +17,7 @@ from mixlab.run.files import read_json
 from mixlab.run.protocols import SpeedProtocol
 from mixlab.run.provenance import device_name
 from mixlab.statistics import median_interval
+from mixlab.studies.speedrun.record import K
 from mixlab.training.distributed import choose_device, make_current
 
 REPEATS, WARM_UP = 12, 3
@@ -25,7 +26,7 @@ METRICS = {"dino": "knn_top1", "supervised": "top1"}
 
 def choose_rates(run: str, *trials: str) -> dict[str, Any]:
     """RUN/results/tuning.json: every trial TRAINING/FAMILY/RATE with its accuracy, and the best of each family; trials
-    of other families that are there already stay. "dino-tiny" is a training of the kind dino.
+    of other families that are there already stay. "dino-tiny" is a training of the kind dino. kNN: with K neighbours.
     """
     place = RunDirectory.create(run)
     known = read_json(place.file_of("tuning")) if place.file_of("tuning").is_file() else {"trials": []}
@@ -34,7 +35,8 @@ def choose_rates(run: str, *trials: str) -> dict[str, Any]:
     for trial in trials:
         training, family, rate = trial.split("/")
         folder = RunDirectory.open(Path(run) / "tuning" / f"{training}-{family}-{rate}")
-        found = next(m for m in folder.measurements() if m.metric == METRICS[training.partition("-")[0]])
+        own = [m for m in folder.measurements() if m.metric == METRICS[training.partition("-")[0]]]
+        found = min(own, key=lambda m: m["k"] not in (None, K))
         config = folder.read_config()
         rows.append(
             {
@@ -44,6 +46,7 @@ def choose_rates(run: str, *trials: str) -> dict[str, Any]:
                 "steps": config["settings"]["steps"],
                 "seed": config["seed"],
                 "command": config["command"],
+                "k": found["k"],
                 **{key: getattr(found, key) for key in ("metric", "value", "low", "high", "n")},
             }
         )

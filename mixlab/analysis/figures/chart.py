@@ -213,11 +213,11 @@ def plot_line(
 
 
 def log_axis(ax: Axes, name: str) -> None:
-    """Ticks at powers of ten, five at most; over few of them also at 2 and 5 times those."""
+    """Ticks at powers of ten, five at most; over few of them also at 3, or 2 and 5 times those."""
     axis = ax.xaxis if name == "x" else ax.yaxis
     getattr(ax, f"set_{name}scale")("log")
     low, high = axis.get_view_interval()
-    factors = (1, 2, 5) if high < 50 * low else (1,)
+    factors = (1, 2, 5) if high < 50 * low else (1, 3) if high < 1000 * low else (1,)
     places = [factor * 10.0**power for power in range(-30, 31) for factor in factors]
     places = [place for place in places if low <= 1.0001 * place and place <= 1.0001 * high]
     axis.set_major_locator(FixedLocator(places[:: max(1, -(-len(places) // 5))]))

@@ -10,7 +10,7 @@ from typing import Any
 from mixlab.data.images import HELD_OUT_OF
 from mixlab.errors import InputError
 from mixlab.evaluation.methods import train_config
-from mixlab.evaluation.settings import ProbeSettings
+from mixlab.evaluation.settings import SPEEDRUN_LRS, ProbeSettings
 from mixlab.recipes import RECIPES, find_recipe
 from mixlab.report.forms import check_form
 from mixlab.run import Measurement, RunDirectory, measurements_of, provenance
@@ -25,7 +25,7 @@ NAME = "speedrun"
 SECONDS = "seconds.json"  # of training and of scoring, in the run directory
 K = 20  # neighbours
 # On features of plain images, which is fast: each of 1 to 4 last blocks and five strategies, three rates.
-PROBE = ProbeSettings(mode="cached", lrs=(0.01, 0.1, 0.5), weight_decays=(0.0,), batch=256, epochs=50)
+PROBE = ProbeSettings(mode="cached", lrs=SPEEDRUN_LRS, weight_decays=(0.0,), batch=256, epochs=50)
 CURVE = ("step", "loss", "lr", "images_per_s", "knn_accuracy")
 
 

@@ -26,7 +26,7 @@ from mixlab.analysis.figures import (
     study_charts,
     training_curves,
 )
-from mixlab.analysis.figures.chart import STYLE
+from mixlab.analysis.figures.chart import STYLE, log_axis
 from mixlab.analysis.figures.pictures import map_pictures, part_pictures, pca_pictures
 from mixlab.analysis.pca import pca_maps
 
@@ -129,6 +129,15 @@ def test_matplotlib_is_left_as_it_was() -> None:
     roc(ROC, STYLES).svg()
     legend_key(STYLES["a"])
     assert dict(mpl.rcParams) == before
+
+
+@pytest.mark.parametrize("high", [8, 40, 60, 150, 900, 1e4, 1e8])
+def test_a_logarithmic_axis_has_three_to_five_ticks(high: float) -> None:
+    ax = Figure().add_subplot()
+    ax.plot([1, high], [1, high])
+    ax.set_ylim(1, high)
+    log_axis(ax, "y")
+    assert 3 <= len(ax.get_yticks()) <= 5
 
 
 def test_pictures_have_a_cell_per_image_and_model() -> None:

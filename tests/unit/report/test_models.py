@@ -10,6 +10,7 @@ from scipy import stats
 
 from mixlab.analysis.comparisons import training_gains
 from mixlab.choices import SHOWN_MAP
+from mixlab.evaluation.settings import LRS, SPEEDRUN_LRS
 from mixlab.report import write_report
 from mixlab.report.baselines import baseline_columns
 from mixlab.report.findings import Findings, Record
@@ -24,6 +25,7 @@ from mixlab.run.protocols import (
     KnnProtocol,
     MapProtocol,
     ProbeProtocol,
+    RankProtocol,
     RobustnessProtocol,
     SegmentationProtocol,
     SpeedProtocol,
@@ -124,6 +126,22 @@ def test_each_data_set_and_each_kind_of_probe_has_a_column() -> None:
         ("linear probe", "photos, lrs 0.1"), ("linear probe", "photos, lrs 0.001 0.002"),
         ("Binary-AUC", "masks"), ("Binary-AUC", "voc"),
     ]  # fmt: skip
+
+
+def test_the_papers_probe_and_that_of_the_speedrun_are_named() -> None:
+    about = {"data": "photos", "image": 80, "mode": "cached"}
+    grids = {LRS: 100, SPEEDRUN_LRS: 50}
+    kinds = [ProbeProtocol(**about, lrs=lrs, epochs=epochs) for lrs, epochs in grids.items()]
+    columns = table_of(*(measured("a", 0.5, kind, metric="probe_top1") for kind in kinds)).scores
+    assert [c.key for c in columns] == ["the paper's, photos, 80 px", "the speedrun's, photos, 80 px"]
+    assert "epochs 50, the speedrun's lrs 0.01 0.1 0.5" in columns[1].protocol
+
+
+def test_beside_ranks_no_network_has_a_row_for_the_parameters_of_another() -> None:
+    how = RankProtocol(data="photos", definition="numerical")
+    found = [measured("vit", 64.0, how, metric="off_diagonal_rank")]
+    found += [measured(name, 0.5, model=model) for name, model in (("vit-segment", "vit_tiny"), ("cnn", "cnn_tiny"))]
+    assert [row.label for row in table_of(*found).rows_of(table_of(*found).sizes)] == ["cnn", "vit"]
 
 
 def test_maps_stand_beside_their_baselines() -> None:

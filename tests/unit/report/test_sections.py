@@ -100,3 +100,15 @@ def test_what_a_low_rank_leaves_stands_on_the_page(tmp_path: Path) -> None:
     older = {**found.to_json(), "rank": 8}  # of blocks of 8 tokens a side
     RunDirectory.create(tmp_path / "older").write("rank_vit", older, found.arrays)
     assert "N = 8" not in write_report([tmp_path / "older"], tmp_path / "older.html").read_text()
+
+
+@pytest.mark.parametrize(("graph", "said"), [(True, "replayed from CUDA graphs"), (False, "launched kernel by kernel")])
+def test_cost_names_its_machine_and_how_passes_were_launched(graph: bool, said: str, tmp_path: Path) -> None:
+    row = {"label": "vit", "tokens": 64, "batch": 8, "peak_gib": 1.0, "images_per_s": {"value": 9.0}, "graph": graph}
+    rows = [row | {"pass": kind} for kind in ("forward", "training")]
+    about = {"kind": "scaling", "precision": "bf16", "rows": rows, "provenance": {"machine": {"device": "NVIDIA H200"}}}
+    RunDirectory.create(tmp_path / "run").write_result("scaling", about)
+    for name in ("README.md", "page.html"):
+        made = write_report([tmp_path / "run"], tmp_path / name).read_text(encoding="utf-8")
+        assert "in bf16 on NVIDIA H200, " in made.replace("In bf16", "in bf16")
+        assert f"batches of about the same number of tokens, {said}" in made

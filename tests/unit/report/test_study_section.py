@@ -48,3 +48,15 @@ def test_networks_that_shared_a_gpu_have_no_time_of_their_own(tmp_path: Path) ->
     for name in ("README.md", "page.html"):
         made = write_report([tmp_path / "small"], tmp_path / name).read_text(encoding="utf-8")
         assert "– | – | abc" in made or 'data-name="all in, s"><span>–' in made
+
+
+def test_learning_rates_that_were_tried_stand_with_length_n_and_error(tmp_path: Path) -> None:
+    write_study(tmp_path / "small", shares=False)
+    about = {"training": "dino-tiny", "family": "vit", "metric": "knn_top1", "steps": 1000, "n": 1899, "k": 20}
+    trials = [about | {"lr": lr, "value": v, "low": v - 0.022, "high": v + 0.022} for lr, v in ((0.1, 0.5), (0.2, 0.6))]
+    tuned = {"kind": "tuning", "chosen": {"dino-tiny": {"vit": 0.2}}, "trials": trials}
+    RunDirectory(tmp_path / "small").write_result("tuning", tuned)
+    said = "(dino-tiny: 1,000 steps; n = 1,899): kNN accuracy (k = 20) after DINO, in %, within ± 2.2 over images."
+    for name in ("README.md", "page.html"):
+        made = write_report([tmp_path / "small"], tmp_path / name).read_text(encoding="utf-8")
+        assert said in made and "rate 0.2" in made
