@@ -105,16 +105,21 @@ def _suspects(indexes: list[Tensor], own_loss: float) -> list[int]:
 
 
 class Journal:
-    """metrics.jsonl, and tensorboard or wandb where wanted. Without a run directory (later ranks) it is silent."""
+    """metrics.jsonl, and tensorboard or wandb where wanted. Without a run directory (later ranks) it is silent.
 
-    def __init__(self, run: RunDirectory | None, config: LogConfig, *, settings: dict[str, Any], step: int) -> None:
+    What tensorboard has of steps beyond `after`, which will be run again, is not shown any more.
+    """
+
+    def __init__(
+        self, run: RunDirectory | None, config: LogConfig, *, settings: dict[str, Any], after: int = -1
+    ) -> None:
         self.run = run
         self._board: Any = None
         self._wandb: Any = None
         if run is not None and config.tensorboard and importlib.util.find_spec("tensorboard"):
             from torch.utils.tensorboard import SummaryWriter
 
-            self._board = SummaryWriter(str(run.path / "tensorboard"), purge_step=step)
+            self._board = SummaryWriter(str(run.path / "tensorboard"), purge_step=after + 1)
         if run is not None and config.wandb:
             if not importlib.util.find_spec("wandb"):
                 raise InputError("log.wandb is set, but wandb is not installed; install mixlab[wandb] or leave it off")

@@ -152,7 +152,7 @@ class Trainer:
         self.watch = config.method.watch()
         self.checkpoints = Checkpoints(folder.path / "checkpoints", keep=config.checkpoint.keep)
         self.writer = CheckpointWriter(self.checkpoints, world=world, sharded=config.sharding == "fsdp")
-        self.journal = Journal(None, config.log, settings={}, step=0)
+        self.journal = Journal(None, config.log, settings={})
         self.buffer = MetricBuffer()
         self.metrics: dict[str, float] = {}
         self.step = 0
@@ -260,10 +260,10 @@ class Trainer:
         if place is None:
             self._check_warmup()  # before anything is written
         if self.world.is_first:
-            step = found.step if found else 0
-            forget_after(self.folder, found.step if found else -1, self.warnings.append)
+            step, last = (found.step, found.step) if found else (0, -1)  # the last whose metrics are kept
+            forget_after(self.folder, last, self.warnings.append)
             self.record.write(self._about(), self.source, step=step)
-            self.journal = Journal(self.folder, self.config.log, settings=to_json(self.config), step=step)
+            self.journal = Journal(self.folder, self.config.log, settings=to_json(self.config), after=last)
             for row in self.folder.read_metrics():  # what is not measured again
                 self.metrics |= {name: value for name, value in row.items() if name != "step"}
             self.was_scored = any("loss" not in row for row in self.folder.read_metrics() if row["step"] == step)
