@@ -1,5 +1,6 @@
 """Metrics of a run: kept on the device, copied together, then logged to files and shown as progress."""
 
+import hashlib
 import importlib
 import importlib.util
 import json
@@ -107,7 +108,8 @@ def _suspects(indexes: list[Tensor], own_loss: float) -> list[int]:
 class Journal:
     """metrics.jsonl, and tensorboard or wandb where wanted. Without a run directory (later ranks) it is silent.
 
-    What tensorboard has of steps beyond `after`, which will be run again, is not shown any more.
+    What tensorboard has of steps beyond `after`, which will be run again, is not shown any more. wandb takes no step
+    twice, and keeps what it has of them: a run that resumes on the same machine gives the same numbers again.
     """
 
     def __init__(
@@ -124,7 +126,13 @@ class Journal:
             if not importlib.util.find_spec("wandb"):
                 raise InputError("log.wandb is set, but wandb is not installed; install mixlab[wandb] or leave it off")
             self._wandb = importlib.import_module("wandb").init(
-                project="mixlab", name=run.path.name, dir=str(run.path), config=settings
+                project="mixlab",
+                name=run.path.name,
+                dir=str(run.path),
+                config=settings,
+                id=_id_of(run),
+                resume="allow",
+                allow_val_change=True,  # a run may resume with other settings (`CURES`)
             )
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -146,6 +154,11 @@ class Journal:
                 self._board.close()
         if self._wandb is not None:
             self._wandb.finish()
+
+
+def _id_of(run: RunDirectory) -> str:
+    """The same whenever a run resumes, and another for a later run in the same directory."""
+    return hashlib.sha256(f"{run.path.resolve()} {run.read_config()['date']}".encode()).hexdigest()[:16]
 
 
 def forget_after(run: RunDirectory, step: int, warn: Callable[[str], None] = lambda text: None) -> None:
