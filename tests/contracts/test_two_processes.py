@@ -1,5 +1,6 @@
 """The promise: two processes with half the batch each give the weights of one process, copied or sharded."""
 
+import json
 import os
 import sys
 from contextlib import nullcontext
@@ -83,6 +84,20 @@ def test_two_processes_give_the_weights_of_one_and_one_may_resume_what_two_began
         file.unlink()
     resumed = run("dino_dinovim_tiny64", tmp_path / "run", ["model.state=8", *extra], size=1)
     assert largest_difference(resumed, alone) < 1e-6
+
+
+def test_shards_that_were_stopped_while_they_were_scored_are_scored_where_they_resume(tmp_path: Path) -> None:
+    run("dino_vit_tiny64", tmp_path, ["sharding=fsdp"], size=2)
+    rows = list(RunDirectory(tmp_path).read_metrics())
+    for file in (tmp_path / "checkpoints").glob(f"step-{STEPS:08d}.*"):
+        file.unlink()
+    (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(r)}\n" for r in rows if "loss" in r or not r["step"]))
+    run("dino_vit_tiny64", tmp_path, ["sharding=fsdp"], size=2)
+    first, second = (
+        [(row["step"], row["knn_accuracy"]) for row in found if "knn_accuracy" in row]
+        for found in (rows, RunDirectory(tmp_path).read_metrics())
+    )
+    assert first == second and len(first) == 3
 
 
 class Remembering(torch.optim.RAdam):
