@@ -174,14 +174,16 @@ def by_token(targets: Sequence[Target], scorer: MapScorer, map_name: str | None 
 
 
 def by_layer(targets: Sequence[Target], scorer: MapScorer, map_name: str | None = None) -> AucResult:
-    """Figure 4e: the raw AUC after every layer, and its rank correlation with depth."""
+    """Figure 4e: the raw AUC after every layer, and its rank correlation with depth, without an interval: layers
+    are no independent sample.
+    """
     result = _scored("layer", targets, scorer, map_name, layers=None)
     correlations = {}
     for target in targets:
         scores = scorer.scores(target, map_name, None)
         means = scores.raw.nanmean(0).mean(-1).tolist()
         if len(means) >= 3:
-            correlations[target.label] = correlate(means, scores.layers)
+            correlations[target.label] = replace(correlate(means, scores.layers), low=None, high=None)
     return replace(result, correlations=correlations)
 
 

@@ -4,7 +4,7 @@ labels of each class."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -24,9 +24,15 @@ from .source import ImageSource, Subset, split
 
 
 class Relabelled(Subset[Tensor]):
-    """Images of another source under the class numbers of a third; images of other classes are left out."""
+    """Images of another source under the numbers of these classes; images of other classes, or of none, are left out.
+    Classes are matched by name; equal lists by number, since two classes of a data set may share a name.
+    """
 
-    def __init__(self, source: ImageSource, numbers: Mapping[int, int], classes: Sequence[str]) -> None:
+    def __init__(self, source: ImageSource, classes: Sequence[str]) -> None:
+        known = {name: number for number, name in enumerate(classes)}
+        numbers = {index: known[name] for index, name in enumerate(source.classes) if name in known}
+        if tuple(source.classes) == tuple(classes):
+            numbers = {number: number for number in range(len(classes))}
         labels = source.labels().tolist()
         super().__init__(source, [index for index, label in enumerate(labels) if label in numbers])
         self._labels = torch.tensor([numbers[labels[index]] for index in self.indexes.tolist()], dtype=torch.int64)
@@ -103,19 +109,17 @@ def is_held_out(data: Data, val: ImageSource, train: ImageSource) -> bool:
 
 
 def align(train: ImageSource, val: ImageSource) -> LabelledSplits:
-    """Classes are matched by name; what only one side has is named."""
-    numbers = {name: number for number, name in enumerate(train.classes)}
+    """Validation images under the class numbers of the training set; what only one side has is named."""
+    aligned, classes = Relabelled(val, train.classes), {*train.classes}
     counts = Counter(val.labels().tolist())
-    unknown = {name: counts[index] for index, name in enumerate(val.classes) if name not in numbers and counts[index]}
-    known = {index: numbers[name] for index, name in enumerate(val.classes) if name in numbers}
-    aligned = Relabelled(val, known, train.classes)
+    unknown = {name: counts[index] for index, name in enumerate(val.classes) if name not in classes and counts[index]}
     if not len(aligned):
         raise InputError(
             f"no validation image belongs to a known class: found {few(val.classes)}, known are {few(train.classes)}; "
             "name the class folders alike"
         )
-    found = {train.classes[number] for index, number in known.items() if counts[index]}
-    absent = tuple(name for name in train.classes if name not in found)
+    found = {*aligned.labels().tolist()}
+    absent = tuple(name for number, name in enumerate(train.classes) if number not in found)
     return LabelledSplits(train, aligned, unknown, absent)
 
 

@@ -93,8 +93,14 @@ def _tuning(record: Record) -> dict[str, Any]:
             own = {t["lr"]: t for t in trials if (t["training"], t["family"]) == (training, family)}
             rows.append({"training": training, "family": family, "best": best, "cells": [own.get(r) for r in rates]})
     steps = {trial["training"]: trial["steps"] for trial in trials}
-    ks = {trial["metric"]: trial.get("k") for trial in trials}  # early results do not say it
-    metrics = [name.format(f" (k = {ks[m]})" if ks[m] else "") for m, name in TUNED_BY.items() if m in ks]
+    ks = {metric: {t.get("k") for t in trials if t["metric"] == metric} for metric in TUNED_BY}
+    metrics = [name.format(_neighbours(ks[metric])) for metric, name in TUNED_BY.items() if ks[metric]]
     half = max((trial["high"] - trial["low"] for trial in trials), default=0.0) / 2
     about = {"record": record, "rates": rates, "rows": rows, "steps": steps, "n": trials[0]["n"] if trials else 0}
     return about | {"metrics": ", ".join(metrics), "half": half}
+
+
+def _neighbours(ks: set[int | None]) -> str:
+    """Where all trials say it, and the same: early ones do not."""
+    (first, *more) = ks
+    return "" if more or first is None else f" (k = {first})"

@@ -217,6 +217,7 @@ class SpeedProtocol(ViewProtocol):
     batch: int | None = None
     device: str | None = None
     threads: int | None = None  # of a CPU
+    graph: bool | None = None  # replayed from a CUDA graph, or launched kernel by kernel
 
 
 class Metric(NamedTuple):

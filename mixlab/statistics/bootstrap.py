@@ -2,14 +2,16 @@
 
 import math
 from collections.abc import Callable
+from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mixlab.errors import InputError
-from mixlab.statistics.intervals import LEVEL, Estimate, wilson_interval
+from mixlab.statistics.intervals import LEVEL, Estimate, student, wilson_interval
 
 NUM_RESAMPLES = 2000
+FEW = 50  # from here on the percentiles cover what they say, within a point or two
 _DRAWS_AT_ONCE = 1 << 22
 
 
@@ -43,8 +45,7 @@ def bootstrap_mean(
         size = (min(rows, num_resamples - start), n)
         draws = random.randint(0, 1 << 32, size, dtype=np.uint32) % n
         means.append(kept[draws].mean(axis=1))
-    low, high = np.quantile(np.concatenate(means), ((1 - level) / 2, (1 + level) / 2))
-    return Estimate(float(kept.mean()), float(low), float(high), n, num_dropped, scores)
+    return Estimate(float(kept.mean()), *_ends(np.concatenate(means), n, level), n, num_dropped, scores)
 
 
 def bootstrap_difference(
@@ -78,7 +79,16 @@ def bootstrap_groups(
         return None
     equal = np.full(num_groups, 1 / num_groups)
     draws = np.random.default_rng(seed).multinomial(num_groups, equal, size=NUM_RESAMPLES)
-    low, high = np.quantile(statistic(draws), ((1 - LEVEL) / 2, (1 + LEVEL) / 2))
+    return _ends(statistic(draws), num_groups)
+
+
+def _ends(values: NDArray[np.float64], n: int, level: float = LEVEL) -> tuple[float, float]:
+    """The interval from the values of resamples of n images. Of few images it is wider, by Student's t and because
+    resamples spread less than new images would (Hesterberg 2015): plain percentiles of 5 images cover 82 %, not 95 %.
+    """
+    if n < FEW:
+        level = 2 * NormalDist().cdf(student(n - 1, level) * math.sqrt(n / (n - 1))) - 1
+    low, high = np.quantile(values, ((1 - level) / 2, (1 + level) / 2))
     return float(low), float(high)
 
 

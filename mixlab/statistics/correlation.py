@@ -25,7 +25,9 @@ class Correlation:
 
 
 def correlate(first: Sequence[float], second: Sequence[float]) -> Correlation:
-    """The correlation of pairs; from 4 pairs on, Spearman's has an interval."""
+    """The correlation of pairs; from 4 pairs on, Spearman's has an interval. That is for independent pairs: neighbouring
+    layers are alike, and it would be far too narrow for them.
+    """
     x, y = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
     if len(x) != len(y) or len(x) < 2:
         raise InputError(f"a correlation needs two or more pairs, got {len(x)} and {len(y)} values")
@@ -36,7 +38,8 @@ def correlate(first: Sequence[float], second: Sequence[float]) -> Correlation:
 
 def _interval(spearman: float, n: int) -> tuple[float, float]:
     """The 95 % interval by Fisher's z, with the variance of Bonett and Wright (2000): that of ranks is larger than that
-    of normal variables. A perfect order counts as half a swap of neighbours, or it would leave no doubt.
+    of normal variables. It covers 93 % or more up to a correlation of 0.95, and 84 to 95 % at 0.99 (5 to 48 pairs).
+    A perfect order counts as half a swap of neighbours, or it would leave no doubt.
     """
     most = 1 - 6 / (n**3 - n)
     inside = min(max(spearman, -most), most)

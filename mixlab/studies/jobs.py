@@ -4,6 +4,7 @@ import gc
 import time
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -91,10 +92,12 @@ def write_scaling(run: str, sizes: str, batch_tokens: str, *rest: str) -> dict[s
                 row = {"label": label, "px": side, "tokens": tokens, "batch": len(images), "pass": kind}
                 figure = {"value": rate.value, "low": rate.low, "high": rate.high}
                 rows.append({**row, "images_per_s": figure, "n": rate.n, "peak_gib": gib, "graph": graph})
-                about: dict[str, Any] = {"subject": target.subject, "protocol": protocol, "seed": None}
-                records.append(Measurement.of(f"{kind}_images_per_s", rate, **about).to_json())
-                if gib is not None:
-                    records.append(Measurement(metric=f"{kind}_peak_gib", value=gib, n=rate.n, **about).to_json())
+                about: dict[str, Any] = {"subject": target.subject, "seed": None}
+                launched = replace(protocol, graph=graph)
+                records.append(Measurement.of(f"{kind}_images_per_s", rate, protocol=launched, **about).to_json())
+                if gib is not None:  # of a pass that was launched kernel by kernel, in any case
+                    peak = Measurement(metric=f"{kind}_peak_gib", value=gib, n=rate.n, protocol=protocol, **about)
+                    records.append(peak.to_json())
     about_memory = "peak GiB of the pass, parameters and gradients included; none on a CPU"
     result = {
         "kind": "scaling",
@@ -130,11 +133,13 @@ def forward_backward(backbone: nn.Module, images: Tensor) -> Callable[[], None]:
     return step
 
 
-def _measure(step: Callable[[], None], device: torch.device, batch: int) -> tuple[list[float], float | None, bool]:
-    """Images per second of some passes, the peak memory in GiB, and whether they were replays of a CUDA graph."""
+def _measure(
+    step: Callable[[], None], device: torch.device, batch: int
+) -> tuple[list[float], float | None, bool | None]:
+    """Images per second of some passes; on a GPU the peak memory in GiB, and whether they were replays of a graph."""
     if device.type == "cpu":
         step()
-        return [batch / _seconds(step) for _ in range(REPEATS)], None, False
+        return [batch / _seconds(step) for _ in range(REPEATS)], None, None
     for _ in range(WARM_UP):
         step()
     torch.cuda.reset_peak_memory_stats(device)

@@ -11,7 +11,7 @@ from mixlab.backbones.backbone import Backbone
 from mixlab.data.crops import normalise
 from mixlab.data.given import Data
 from mixlab.data.images import parse_source
-from mixlab.data.labelled import align, is_held_out
+from mixlab.data.labelled import Relabelled, is_held_out
 from mixlab.data.loader import BatchLoader, ImageReader
 from mixlab.data.sample_order import SampleOrder
 from mixlab.data.source import ImageSource, Subset, evenly_spaced, split
@@ -124,6 +124,7 @@ class KnnScores(Scores):
 def validation_set(data: Data, source: ImageSource) -> ImageSource | None:
     """The validation images of classes that the training set has, under its numbers; None where there are none."""
     other = parse_source(data, split="val")
-    if not is_held_out(data, other, source) or not {*other.classes} & {*source.classes}:
+    if not is_held_out(data, other, source):
         return None
-    return other if other.classes == source.classes else align(source, other).val
+    known = Relabelled(other, source.classes)
+    return known if len(known) else None

@@ -60,3 +60,7 @@ def test_learning_rates_that_were_tried_stand_with_length_n_and_error(tmp_path: 
     for name in ("README.md", "page.html"):
         made = write_report([tmp_path / "small"], tmp_path / name).read_text(encoding="utf-8")
         assert said in made and "rate 0.2" in made
+    trials[0].pop("k")
+    RunDirectory(tmp_path / "small").write_result("tuning", tuned)
+    made = write_report([tmp_path / "small"], tmp_path / "README.md").read_text(encoding="utf-8")
+    assert "kNN accuracy after DINO" in made, "not all trials say how many neighbours"

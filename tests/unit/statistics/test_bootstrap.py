@@ -27,6 +27,12 @@ def test_the_interval_covers_the_truth_as_often_as_it_says() -> None:
     assert 0.72 < covered < 0.86
 
 
+@pytest.mark.parametrize("n", [5, 8, 20, 60])
+def test_of_few_images_it_covers_the_truth_as_often_as_of_many(n: int) -> None:
+    intervals = [bootstrap_mean(sample, seed=i) for i, sample in enumerate(RANDOM(2).standard_normal((500, n)))]
+    assert sum(found.low <= 0 <= found.high for found in intervals) / 500 > 0.91
+
+
 def test_images_are_drawn_as_torch_draws_them() -> None:
     """Published intervals were made so."""
     scores = RANDOM(6).random(50)

@@ -10,7 +10,10 @@ from PIL import Image
 
 from mixlab.backbones.zoo import create_model
 from mixlab.data.crops import normalise
+from mixlab.data.dataset_source import DatasetSource
+from mixlab.data.given import as_data
 from mixlab.data.images import parse_source
+from mixlab.data.labelled import align
 from mixlab.data.shapes import Shapes
 from mixlab.data.source import split
 from mixlab.errors import InputError
@@ -108,13 +111,29 @@ def test_a_held_out_part_that_lacks_a_class_or_has_another_is_scored_by_the_clas
     assert [name for name, _ in scores(str(tmp_path), "supervised")(recipe)] == ["knn_accuracy", "accuracy"]
 
 
+def test_a_held_out_part_without_an_image_of_a_known_class_is_none() -> None:
+    black = torch.zeros(3, 8, 8, dtype=torch.uint8)
+    train, val = [(black, 0), (black, 1)], [(black, 1), (black, -1)]
+    known = DatasetSource(train, classes=["cat", "dog"])
+    for classes, found in {("cat", "emu"): None, ("emu", "dog"): [1], ("cat", "dog"): [1]}.items():
+        data = as_data({"train": known, "val": DatasetSource(val, classes=classes)})
+        held_out = validation_set(data, known)
+        assert (None if held_out is None else held_out.labels().tolist()) == found
+
+
+def test_classes_that_share_a_name_stay_two() -> None:
+    images = [(torch.zeros(3, 8, 8, dtype=torch.uint8), label) for label in (0, 1, 2)]
+    source = DatasetSource(images, classes=["crane", "dog", "crane"])
+    assert align(source, source).val.labels().tolist() == [0, 1, 2]
+
+
 def test_a_folder_with_a_held_out_part_uses_it(tmp_path: Path) -> None:
     save_images(tmp_path / "train", ["cat", "dog"], 5)
     save_images(tmp_path / "val", ["cat", "dog"], 2)
     live = scores(str(tmp_path))
     in_bank, in_queries = ({part.name(i) for i in range(len(part))} for part in (live.bank, live.queries))
     assert (len(in_bank), len(in_queries)) == (10, 4)
-    assert live.queries.source.root == tmp_path / "val"
+    assert live.queries.source.source.root == tmp_path / "val"
 
 
 def test_scores_are_due_every_few_epochs_and_at_the_end_and_never_without_labels(tmp_path: Path) -> None:
