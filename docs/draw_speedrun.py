@@ -1,5 +1,6 @@
 """Draw the figure of speedrun.md from its records, the best row of each recipe: as it is, in fewer steps, by AdamW:
 `python docs/draw_speedrun.py`. Seeds of a row are one mark, at their mean, with a line from the worst to the best.
+Rows that shared the GPU have no time of their own, so they stand in a column beside the minutes.
 """
 
 from collections import defaultdict
@@ -7,15 +8,16 @@ from pathlib import Path
 from statistics import fmean
 
 from matplotlib.axes import Axes
+from matplotlib.ticker import FixedLocator
 
 from mixlab.analysis.figures import save_charts
-from mixlab.analysis.figures.chart import Chart, line_styles
+from mixlab.analysis.figures.chart import Chart, LineStyle, line_styles
 from mixlab.studies.speedrun.page import Record, read_records
 from mixlab.studies.speedrun.record import score_of
 
 HERE = Path(__file__).parent
 PEER = 83.8  # stable-pretraining's DINO: ViT-S/16 at 224 px, 200 epochs
-AT_ONCE = 3  # runs that shared the GPU, each for a third of its seconds
+LAST_MINUTE, COLUMN_END = 9.9, 13  # between them: rows without a time
 NAMES = {
     "vit": "ViT",
     "linearvit": "LinearViT",
@@ -25,14 +27,18 @@ NAMES = {
 }
 # Where names go, in points from their marks, so that none covers another.
 OFFSETS = {
-    ("vit", "tiny"): (-38, -4),
-    ("linearvit", "tiny"): (4, -18),
-    ("linearvit", "small"): (8, -8),
-    ("gatedconv", "tiny"): (-30, 9),
-    ("dinovim", "tiny"): (8, -6),
-    ("dinovim", "small"): (8, -15),
-    ("dinomambareg", "tiny"): (9, -8),
-    ("dinomambareg", "small"): (-20, -21),
+    ("vit_small160", "recipe"): (-17, 13),
+    ("vit_small160", "short"): (-16, -18),
+    ("linearvit_small160", "recipe"): (9, -12),
+    ("gatedconv_small160", "recipe"): (-25, 10),
+    ("dinovim_small160", "recipe"): (-25, -18),
+    ("dinomambareg_small160", "recipe"): (-43, -23),
+    ("vit_tiny160", "short"): (-12, 8),
+    ("vit_tiny160", "adamw"): (-30, -4),
+    ("linearvit_tiny160", "short"): (-24, -16),
+    ("gatedconv_tiny160", "short"): (8, -4),
+    ("gatedconv_tiny160", "adamw"): (-65, -3),
+    ("dinovim_tiny160", "short"): (-50, -14),
 }
 Row = list[Record]  # the seeds of one recipe by one commit
 
@@ -41,9 +47,12 @@ def scores(row: Row) -> list[float]:
     return [100 * score_of(record, "knn_top1").value for record in row]
 
 
-def place(row: Row) -> tuple[float, float]:
-    seconds = (record["seconds"]["training"] / (AT_ONCE if record.get("shares_gpu") else 1) for record in row)
-    return fmean(seconds) / 60, fmean(scores(row))
+def is_timed(row: Row) -> bool:
+    return not any(record.get("shares_gpu") for record in row)
+
+
+def minutes(row: Row) -> float:
+    return fmean(record["seconds"]["training"] for record in row) / 60
 
 
 def kind(record: Record) -> str:
@@ -60,34 +69,51 @@ def best_rows(records: list[Record]) -> dict[tuple[str, str], Row]:
     return {key[:2]: row for key, row in sorted(rows.items(), key=lambda pair: fmean(scores(pair[1])))}
 
 
+def name_of(recipe: str) -> str:
+    _, family, size = recipe.split("_")
+    return f"{NAMES[family]}-{'S' if size == 'small160' else 'T'}"
+
+
+def mark(ax: Axes, x: float, row: Row, recipe: str, how: str, style: LineStyle) -> None:
+    ax.plot([x, x], [min(scores(row)), max(scores(row))], color=style.colour)
+    filled = {"markerfacecolor": "white"} if how == "adamw" else {"fillstyle": "left"} if how == "short" else {}
+    size = 10 if recipe.endswith("small160") else 6.5
+    ax.plot(x, fmean(scores(row)), style.marker, color=style.colour, markersize=size, **filled)
+
+
 def draw(ax: Axes, best: dict[tuple[str, str], Row]) -> None:
     families = {recipe.split("_")[1]: score_of(row[0], "knn_top1")["family"] for (recipe, _), row in best.items()}
-    styles = line_styles(families)
-    for (recipe, how), row in best.items():
-        _, family, size = recipe.split("_")
-        style, here, is_small = styles[family], place(row), size == "small160"
-        ax.plot([here[0]] * 2, [min(scores(row)), max(scores(row))], color=style.colour)
-        filled = {"markerfacecolor": "white"} if how == "adamw" else {"fillstyle": "left"} if how == "short" else {}
-        ax.plot(*here, style.marker, color=style.colour, markersize=10 if is_small else 6.5, **filled)
-        if how == "short":
-            continue  # its mark says which network it is
-        later = best.get((recipe, "recipe"))
-        if how == "adamw" and later is not None and later[0]["images_seen"] == row[0]["images_seen"]:
-            arrow = {"arrowstyle": "->", "color": style.colour, "alpha": 0.6, "shrinkA": 6, "shrinkB": 6}
-            ax.annotate("", place(later), here, arrowprops=arrow)
-            continue
-        offset = OFFSETS.get((family, "small" if is_small else "tiny"), (8, 3)) if how == "recipe" else (8, -15)
-        name = f"{NAMES[family]}-{'S' if is_small else 'T'}"
-        ax.annotate(name, here, xytext=offset, textcoords="offset points", color=style.colour)
+    styles = {recipe: line_styles(families)[recipe.split("_")[1]] for recipe, _ in best}
+    timed = {key: row for key, row in best.items() if is_timed(row)}
+    for (recipe, how), row in timed.items():
+        mark(ax, minutes(row), row, recipe, how, styles[recipe])
+        offset = OFFSETS.get((recipe.removeprefix("dino_"), how), (8, -4))
+        look = {"color": styles[recipe].colour, "fontsize": "medium" if how == "recipe" else "small"}
+        place = (minutes(row), fmean(scores(row)))
+        ax.annotate(name_of(recipe), place, xytext=offset, textcoords="offset points", **look)
+    untimed = sorted((pair for pair in best.items() if pair[0] not in timed), key=lambda pair: -fmean(scores(pair[1])))
+    step = (COLUMN_END - LAST_MINUTE) / (len(untimed) + 1)
+    for number, ((recipe, how), row) in enumerate(untimed, start=1):
+        x = LAST_MINUTE + number * step
+        mark(ax, x, row, recipe, how, styles[recipe])
+        below = {"xytext": (0, -9), "textcoords": "offset points", "rotation": 90, "ha": "center", "va": "top"}
+        ax.annotate(name_of(recipe), (x, min(scores(row))), color=styles[recipe].colour, **below)
+    ax.axvline(LAST_MINUTE, color="grey", linewidth=1)
+    head = {"color": "grey", "fontsize": "small", "ha": "center", "va": "top"}
+    ax.annotate("three at a time:\nno time of their own", ((LAST_MINUTE + COLUMN_END) / 2, 88), **head)
     ax.axhline(PEER, linestyle=(0, (2, 3)), color="grey", linewidth=1)
-    about = "stable-pretraining"
-    ax.annotate(about, (4.65, PEER), xytext=(0, -13), textcoords="offset points", color="grey", fontsize="small")
-    ax.set(xlim=(0.6, 9.2), ylim=(66, 86.5))
-    ax.set(xlabel="minutes of training on one H200", ylabel="kNN-20 on validation images, %")
+    about = "stable-pretraining, 224 px"
+    ax.annotate(about, (0.7, PEER), xytext=(0, 4), textcoords="offset points", color="grey", fontsize="small")
+    ax.set(xlim=(0.6, COLUMN_END), ylim=(66, 88.3))
+    ax.xaxis.set_major_locator(FixedLocator([2, 4, 6, 8]))
+    ax.set_xlabel("minutes of training on one H200", x=(LAST_MINUTE - 0.6) / 2 / (COLUMN_END - 0.6))
+    ax.set_ylabel("kNN-20 on validation images, %")
 
 
 if __name__ == "__main__":
     rows = best_rows(read_records(HERE))
-    about = "Filled: the recipe. Half: smaller views, fewer steps. Open: AdamW, with an arrow to the recipe."
-    chart = Chart("DINO on 9,469 photographs", about, lambda ax: draw(ax, rows), width=7, height=4.2, has_legend=False)
+    about = (
+        "Filled: the recipe. Half: smaller views, fewer steps. Open: AdamW. Right: no time, since three shared a GPU."
+    )
+    chart = Chart("DINO on 9,469 photographs", about, lambda ax: draw(ax, rows), 8.4, 4.6, has_legend=False)
     save_charts([chart], HERE / "gallery" / "speedrun.png")

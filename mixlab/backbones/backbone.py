@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from mixlab.backbones.tokens import Features, TokenLayout
 from mixlab.errors import InputError, MissingPartError
-from mixlab.mixers import Mixing
+from mixlab.mixers import Mamba2, Mixing
 
 FeatureSource = Literal["stream", "branch"]
 Layers = int | Sequence[int] | None
@@ -147,6 +147,14 @@ class Backbone(
         """Recompute the activations inside each layer in the backward pass instead of keeping them."""
         if enable:
             raise InputError(f"{self.name} cannot recompute activations; leave out activation_checkpointing")
+
+    def set_keep_scans(self, enable: bool = True) -> None:
+        """Keep what each Mamba-2 scan makes for the backward pass, instead of making it again there."""
+        scans = [module for module in self.modules() if isinstance(module, Mamba2)]
+        if enable and not scans:
+            raise InputError(f"{self.name} has no Mamba-2 layers; leave out keep_scans")
+        for scan in scans:
+            scan.keep_scan = enable
 
     def set_drop_path(self, rate: float) -> None:
         """Stochastic depth for training: `rate` in the last block, rising linearly from 0 in the first."""

@@ -99,6 +99,10 @@ def _train_and_score(
     splits = labelled_splits(source)  # what cannot be scored in the end is refused before it is trained on
     if len(splits.train) < len(parse_source(source)):
         raise InputError(f"{source} has no validation images of its own; add val/, or give --held-out")
+    if len(splits.train) < K:
+        raise InputError(
+            f"{source} has {len(splits.train)} training images; a speedrun scores by {K} neighbours, add more"
+        )
     where = str(choose_device(device))
     here = [f"data.workers={workers}"] if workers is not None else []
     here += ["precision=fp32"] if where == "cpu" else []

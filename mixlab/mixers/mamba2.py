@@ -107,6 +107,7 @@ class Mamba2(TokenMixer):
         channels = inner + 2 * config.state
         directions = config.num_directions
         self.config = config
+        self.keep_scan = False
         self.in_proj = nn.Linear(dim, inner + channels + num_heads, bias=False)
         self.conv_weight = nn.Parameter(torch.empty(directions, channels, config.conv))
         self.conv_bias = nn.Parameter(torch.empty(directions, channels))
@@ -162,4 +163,5 @@ class Mamba2(TokenMixer):
             self.out_proj.weight,
             head_dim=self.config.head_dim,
             eps=self.norm_eps,
+            keep_scan=self.keep_scan,
         )

@@ -63,7 +63,8 @@ def ssd(q: Any, k: Any, v: Any, dt: Any, A: Any, skip: Any, num_reverse: int, ke
     steps = op.Unsqueeze(dt, last)
     rates, skip = (op.Unsqueeze(t, op.Constant(value_ints=ends)) for t, ends in ((A, [1, 2]), (skip, [1])))
     y = _scan(q, k, v, op.Mul(steps, v), steps, rates, skip, num_reverse)
-    return y, _zeros(v, [heads, 0, q.shape[3], v.shape[3]])  # no states are kept for a backward pass
+    states = _zeros(v, [heads, 0, q.shape[3], v.shape[3]])  # nothing is kept for a backward pass
+    return y, states, op.ConstantOfShape(op.Constant(value_ints=[0]))
 
 
 def _scan(q: Any, k: Any, v: Any, fed: Any, dt: Any, rates: Any, skip: Any, num_reverse: int) -> Any:

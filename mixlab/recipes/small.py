@@ -198,8 +198,8 @@ def model_160(family: str, size: str) -> ModelConfig:
 
 
 def steps_160(family: str, size: str) -> int:
-    """On one H200 2 to 4 minutes for tiny networks and at most 10 for small ones, whose steps take twice as long where
-    layers without an MLP are twice as many."""
+    """At most ten minutes on one H200 alone; steps of small networks take twice as long where layers without an MLP are
+    twice as many."""
     if size == "tiny":
         return 4500
     return 12_000 if DEPTHS_160[family] == DEPTHS_160["vit"] else 6000

@@ -12,8 +12,8 @@ from mixlab.run.codec import differences, from_json, to_json
 from mixlab.training.config import MethodConfig, TrainConfig
 
 # What may differ when a run resumes: none of it changes the weights by more than rounding.
-MAY_CHANGE = ("data.workers", "data.resident", "data.skip_limit", "activation_checkpointing", "sharding", "graph",
-              "checkpoint.", "log.", "knn.", "method.score_")  # fmt: skip
+MAY_CHANGE = ("data.workers", "data.resident", "data.skip_limit", "activation_checkpointing", "keep_scans",
+              "sharding", "graph", "checkpoint.", "log.", "knn.", "method.score_")  # fmt: skip
 # What may also differ once the loss was not finite: from the last good checkpoint on, noted in config.json.
 CURES = ("optim.lr", "optim.clip", "precision")
 LEFT = ("weights.safetensors", "results/training.json")  # by a run at its end

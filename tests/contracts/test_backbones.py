@@ -16,6 +16,7 @@ from mixlab.backbones.tokens import Features
 from mixlab.backbones.visual_mambas import VISUAL_MAMBAS
 from mixlab.backbones.weights import build_architecture
 from mixlab.backbones.zoo import ZOO
+from mixlab.errors import InputError
 from mixlab.mixers import MIXERS
 
 SMALL = {"dim": 64, "depth": 3, "patch": 8, "image": 32}
@@ -209,6 +210,15 @@ def test_checkpointing_changes_no_gradient(name: str) -> None:
         model(images).square().sum().backward()
         found.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
     assert all(torch.equal(plain, thrifty) for plain, thrifty in zip(*found, strict=True))
+
+
+def test_only_networks_with_mamba_2_keep_scans() -> None:
+    model = small("dinovim_tiny")
+    for enable in (True, False):
+        model.set_keep_scans(enable)
+        assert all(layer.mixer.keep_scan is enable for layer in model.layer_modules)
+    with pytest.raises(InputError, match="has no Mamba-2 layers; leave out keep_scans"):
+        small("vit_tiny").set_keep_scans()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)

@@ -249,7 +249,8 @@ def more_results(run: RunDirectory) -> None:
     about = {"data": data, "masks": "masks", "seeds": [0, 1], "steps": {"dino": [{"name": "a"}]}}
     about |= {"minutes": {"dino": 1.5}, "total_minutes": 1.5, "provenance": {"command": "mixlab study"}}
     run.write_result("study", {"kind": "study", **about})
-    trial = {"lr": 1e-3, "training": "dino", "family": "attention", "value": 0.5, "steps": 10, "n": 50}
+    trial = {"lr": 1e-3, "training": "dino", "family": "attention", "steps": 10, "n": 50, "metric": "knn_top1", "k": 20}
+    trial |= {"value": 0.5, "low": 0.4, "high": 0.6}
     subject = Subject(label="vit-s0", model="vit_tiny", family="attention", training="dino", num_parameters=1000)
     scores = np.array([0.0, 1.0, 1.0, 1.0])
     one = Measurement(

@@ -1,5 +1,7 @@
 """The fused inside of a Mamba-2 mixer, and the add and norm around it, on the GPU against float64."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor
@@ -84,14 +86,30 @@ def test_the_released_base_size_agrees(poisoned: None) -> None:
 
 
 @pytest.mark.parametrize("length", [38, 66, 198])
-def test_a_kept_scan_changes_no_bit(length: int, monkeypatch: pytest.MonkeyPatch, poisoned: None) -> None:
+def test_a_kept_scan_changes_no_bit(length: int, poisoned: None) -> None:
     inputs = mixer_inputs(length, torch.bfloat16)
     dout = torch.randn(*inputs[0].shape[:2], 48, device="cuda").bfloat16()
     expected = outputs_and_gradients(mamba2_op.mamba2, inputs, dout, width=16)
-    monkeypatch.setattr(mamba2_op, "KEEP_SCAN", True)
-    results = outputs_and_gradients(mamba2_op.mamba2, inputs, dout, width=16)
+    results = outputs_and_gradients(partial(mamba2_op.mamba2, keep_scan=True), inputs, dout, width=16)
     for name, result in results.items():
         assert torch.equal(result, expected[name]), name
+
+
+def test_a_network_that_keeps_its_scans_has_the_same_gradients_and_takes_more_memory() -> None:
+    torch.manual_seed(0)
+    model = mixlab.create_model("dinovim_tiny", dim=128, depth=4, patch=8, image=64).cuda()
+    images, found, peaks = torch.randn(8, 3, 64, 64, device="cuda"), [], []
+    for enable in (False, True):
+        model.set_keep_scans(enable)
+        model.zero_grad()
+        torch.cuda.reset_peak_memory_stats()
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            loss = model(images).square().sum()
+        loss.backward()
+        peaks.append(torch.cuda.max_memory_allocated())
+        found.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
+    assert all(torch.equal(again, kept) for again, kept in zip(*found, strict=True))
+    assert peaks[1] > peaks[0]
 
 
 def test_parameters_in_bfloat16_get_gradients_in_bfloat16() -> None:

@@ -1,6 +1,5 @@
 """A Mamba-2 mixer, whole or behind its input projection: fused kernels for CUDA tensors, plain torch for the rest."""
 
-import os
 from functools import partial
 from typing import Any
 
@@ -18,15 +17,15 @@ from mixlab.ops.ssd.tiling import kernels_take
 MAX_RECORDED = 3 * 2**20
 CONV_WIDTH = 4  # of the convolution kernels
 MAX_INNER = 8192  # E: a row must fit into the registers of one program of the norm
-# Whether the scan's output is kept for the backward pass instead of made again: faster, for memory. ssd/README.md
-KEEP_SCAN = os.environ.get("MIXLAB_KEEP_SCAN") == "1"
 
 
-def mamba2_mixer(x: Tensor, in_weight: Tensor, *parameters: Tensor, head_dim: int, eps: float) -> Tensor:
+def mamba2_mixer(
+    x: Tensor, in_weight: Tensor, *parameters: Tensor, head_dim: int, eps: float, keep_scan: bool = False
+) -> Tensor:
     """The whole mixer, from tokens (B, L, D) to tokens, with the parameters of `mamba2`."""
     if takes_mixer(x, in_weight, *parameters):
         return mamba2_in_place(x, in_weight, *parameters, head_dim=head_dim, eps=eps)
-    return mamba2(linear_in_rows(x, in_weight), *parameters, head_dim=head_dim, eps=eps)
+    return mamba2(linear_in_rows(x, in_weight), *parameters, head_dim=head_dim, eps=eps, keep_scan=keep_scan)
 
 
 def mamba2(
@@ -41,15 +40,20 @@ def mamba2(
     *,
     head_dim: int,
     eps: float,
+    keep_scan: bool = False,
 ) -> Tensor:
-    """From the input projection (B, L, 2E + 2N + heads or more) to the mixer's output (B, L, D)."""
+    """From the input projection (B, L, 2E + 2N + heads or more) to the mixer's output (B, L, D).
+
+    On kernels, `keep_scan` keeps what the scan made for the backward pass, which otherwise makes it again: faster, for
+    memory (ssd/README.md).
+    """
     parameters = (conv_weight, conv_bias, dt_bias, A_log, skip, norm_weight, out_weight)
     if not runs_kernels(projected, conv_weight, norm_weight, head_dim=head_dim):
         plain = partial(reference.mamba2, head_dim=head_dim, eps=eps)
         if _keeps_too_much(projected):
             return checkpoint(plain, projected, *parameters, use_reentrant=False, preserve_rng_state=False)
         return plain(projected, *parameters)
-    return _mixer(projected, *parameters, head_dim, eps, KEEP_SCAN)
+    return _mixer(projected, *parameters, head_dim, eps, keep_scan)
 
 
 def _keeps_too_much(projected: Tensor) -> bool:

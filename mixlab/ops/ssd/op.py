@@ -31,31 +31,35 @@ def runs_kernels(q: Tensor, v: Tensor) -> bool:
 
 def _forward(
     q: Tensor, k: Tensor, v: Tensor, dt: Tensor, A: Tensor, skip: Tensor, num_reverse: int, keep_states: bool
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
+    """y, and for the backward pass, if there will be one, the states and the decays that the kernels read."""
     from mixlab.ops.ssd.triton_forward import scan_forward  # here: a machine without a GPU may have no Triton
     from mixlab.ops.ssd.triton_steps import make_steps
 
     tiles = tiling(v.shape[1], v.dtype)
     steps = make_steps(dt, A, tiles, num_reverse=num_reverse)
-    return scan_forward(q, k, v, steps, skip, tiles, num_reverse=num_reverse, keep_states=keep_states)
+    y, states = scan_forward(q, k, v, steps, skip, tiles, num_reverse=num_reverse, keep_states=keep_states)
+    return y, states, steps if keep_states else steps.new_empty(0)
 
 
 def _fake(
     q: Tensor, k: Tensor, v: Tensor, dt: Tensor, A: Tensor, skip: Tensor, num_reverse: int, keep_states: bool
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     batch, length, num_heads, width = v.shape
-    num_states = tiling(length, v.dtype).num_states if keep_states else 0
-    return v.new_empty(v.shape), v.new_empty(batch, num_heads, num_states, q.shape[3], width)
+    tiles = tiling(length, v.dtype)
+    states = v.new_empty(batch, num_heads, tiles.num_states if keep_states else 0, q.shape[3], width)
+    steps = (3, batch, num_heads, tiles.padded) if keep_states else (0,)
+    return v.new_empty(v.shape), states, v.new_empty(steps, dtype=torch.float32)
 
 
 def _backward(
-    dy: Tensor, q: Tensor, k: Tensor, v: Tensor, dt: Tensor, A: Tensor, skip: Tensor, states: Tensor, num_reverse: int
-) -> list[Tensor]:
+    dy: Tensor, q: Tensor, k: Tensor, v: Tensor, dt: Tensor, A: Tensor, skip: Tensor, states: Tensor, steps: Tensor,
+    num_reverse: int,
+) -> list[Tensor]:  # fmt: skip
     from mixlab.ops.ssd.triton_backward import scan_backward
-    from mixlab.ops.ssd.triton_steps import make_steps, steps_backward
+    from mixlab.ops.ssd.triton_steps import steps_backward
 
     tiles = tiling(v.shape[1], v.dtype)
-    steps = make_steps(dt, A, tiles, num_reverse=num_reverse)
     dqk, dv, flows = scan_backward(dy, q, k, v, steps, skip, states, tiles, num_reverse=num_reverse)
     ddt, sums = steps_backward(steps, flows, dt, A, tiles, num_reverse=num_reverse)
     return [*dqk, dv, ddt, *sums]
@@ -67,7 +71,7 @@ _scan = Operator(
     fake=_fake,
     backward=_backward,
     fake_backward=lambda dy, *kept: [t.new_empty(t.shape) for t in kept[:6]],
-    keep=lambda q, k, v, dt, A, skip, num_reverse, _, y, states: ((q, k, v, dt, A, skip, states), (num_reverse,)),
+    keep=lambda q, k, v, dt, A, skip, num_reverse, _, y, *made: ((q, k, v, dt, A, skip, *made), (num_reverse,)),
 )
 
 

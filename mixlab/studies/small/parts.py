@@ -214,14 +214,14 @@ def _looked_at(
     """Maps against masks, corrupted images, ranks, pictures and segmentation, after these steps."""
     effort = setting.effort
     tokens = ("token",) if family.label == "dinovim" else ()  # in the middle, and its copy in front
-    yield score(setting, [place], ("map", *map_studies(family), *tokens, "model"), into=place, needs=trained)
+    studies = ("map", *map_studies(family), *tokens, "model")
+    yield score(setting, [place], studies, into=place, needs=trained)
     if setting.voc is not None:
-        other = ("map", "layer", "model")
         yield Step(
             f"auc voc {place.name}",
             f"{place.name}: Binary-AUC on VOC",
             "the same maps on other photographs",
-            ("auc", str(place), "--study", *other, "--data", setting.voc, *effort.scored, "--run", f"{place}/voc"),
+            ("auc", str(place), "--study", *studies, "--data", setting.voc, *effort.scored, "--run", f"{place}/voc"),
             place / "voc" / "results" / "auc_model.json",
             here=("--device", setting.device, "--batch", "64"),
             needs=trained,

@@ -78,13 +78,22 @@ def page_text(text: str, records: Sequence[Record]) -> str:
 
 
 def runs_table(records: Sequence[Record]) -> str:
-    """A row for each recipe, commit and machine, the best first; every seed is shown."""
+    """A table for each data set and machine, that with most runs first, and the commands of all."""
     if not records:
         return NONE_YET
+    alike: dict[tuple[Any, ...], list[Record]] = {}
+    for record in records:
+        alike.setdefault((record["data"], record["num_train"], record["num_val"], _device(record)), []).append(record)
+    tables = "\n\n".join(map(_runs_alike, sorted(alike.values(), key=len, reverse=True)))
+    commands = "\n".join(sorted({command_of(record) for record in records}))
+    return f"{tables}\n\n<details><summary>The commands</summary>\n\n```\n{commands}\n```\n\n</details>"
+
+
+def _runs_alike(records: Sequence[Record]) -> str:
+    """A row for each recipe and commit, the best first; every seed is shown."""
     groups: dict[tuple[str, ...], list[Record]] = {}
     for record in sorted(records, key=lambda each: each["seed"]):
-        what = _named(record)
-        groups.setdefault((what, record["data"], _device(record), _commit(record)), []).append(record)
+        groups.setdefault((_named(record), record["data"], _device(record), _commit(record)), []).append(record)
     rows = []
     for (what, data, device, commit), group in groups.items():
         knn = [score_of(record, "knn_top1") for record in group]
@@ -105,12 +114,24 @@ def runs_table(records: Sequence[Record]) -> str:
         )
     columns = ("recipe", "parameters", "kNN-20, % over seeds", "each seed", "probe, %", "training, s", "all in, s")
     table = _table((*columns, "on", "data", "commit"), [row[1:] for row in sorted(rows)])
-    commands = "\n".join(sorted({command_of(record) for record in records}))
-    return f"{table}\n\n<details><summary>The commands</summary>\n\n```\n{commands}\n```\n\n</details>"
+    return f"{table}\n\n{_minutes(records)}"
+
+
+def _minutes(records: Sequence[Record]) -> str:
+    """What all of them cost."""
+    seconds = sum(record["seconds"]["all_in"] for record in records)
+    shared = sum(record["seconds"]["all_in"] for record in records if record.get("shares_gpu", False))
+    text = f"All runs together: {seconds / 60:,.0f} minutes all in"
+    if shared:
+        text += f", {shared / 60:,.0f} of them in runs known to have shared the GPU, each counted in full"
+    return f"{text}."
 
 
 def held_out_table(records: Sequence[Record]) -> str:
-    """A row for each setting that was tried, below the run without its last change: that change, and its effect."""
+    """A row for each setting that was tried, below the run without its last change: that change, and its effect.
+
+    Runs of another length start a tree of their own, unless length is the one change.
+    """
     if not records:
         return NONE_YET
     below: dict[int | None, list[Record]] = {}  # the id of a base, and the runs with more changes
@@ -128,21 +149,23 @@ def held_out_table(records: Sequence[Record]) -> str:
             yield from rows_below(record, depth + 1)
 
     columns = ("setting", "seed", "kNN-20, %", "difference, points", "on", "commit")
-    return _table(columns, [*rows_below(None, 0)])
+    return f"{_table(columns, [*rows_below(None, 0)])}\n\n{_minutes(records)}"
 
 
 def _place(record: Record) -> tuple[Any, ...]:
-    """Fewer changes first."""
+    """Longer runs first, then those with fewer changes."""
     changed = record["changed"]
-    return record["recipe"], len(changed), sorted(map(str, changed.items())), record["seed"]
+    return record["recipe"], -record["images_seen"], len(changed), sorted(map(str, changed.items())), record["seed"]
 
 
 def _base(record: Record, records: Iterable[Record]) -> Record | None:
-    """The run of the same recipe, seed and data with the most of its changes, but not all."""
+    """The run of the same recipe, seed and data with the most of its changes, but not all, after as many images."""
 
     def is_base(other: Record) -> bool:
         same = all(other[key] == record[key] for key in ("recipe", "seed", "data"))
-        return same and bool(_beyond(record, other)) and not _beyond(other, record)
+        beyond = _beyond(record, other)
+        comparable = other["images_seen"] == record["images_seen"] or beyond.keys() == {"steps"}
+        return same and comparable and bool(beyond) and not _beyond(other, record)
 
     return max(filter(is_base, records), key=lambda other: len(other["changed"]), default=None)
 

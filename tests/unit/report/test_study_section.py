@@ -35,7 +35,7 @@ def test_minutes_are_those_of_networks_and_steps_and_not_of_the_part_that_found_
     (row,) = one["trainings"]
     assert (row["label"], row["seconds"], row["commits"]) == ("vit-tiny", {"training": 120, "all_in": 140}, ["abc"])
     table = write_report([tmp_path / "small"], tmp_path / "README.md").read_text(encoding="utf-8")
-    assert "37 steps in 16.7 minutes, each counted in full: networks 4.7, look 12.0." in table
+    assert "37 steps in 16.7 minutes, on a GPU or a CPU, each counted in full: networks 4.7, look 12.0." in table
     assert "| vit-tiny | 0, 1 | dino\\_vit\\_tiny160 | 4,500 | 1,152,000 | 120 | 140 | abc |" in table
 
 

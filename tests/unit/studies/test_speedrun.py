@@ -6,7 +6,7 @@ import shlex
 import shutil
 import signal
 import sys
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from subprocess import PIPE, Popen
 from typing import Any
@@ -86,6 +86,11 @@ def clean(root: Path, name: str) -> None:
     for origin in (*record["sessions"], record["provenance"]):
         origin["commit"] = "abc1234"
     write_json(place, record)
+
+
+def rows_of(table: str) -> list[str]:
+    """Of a table, without its header."""
+    return [line for line in table.splitlines() if line.startswith("| ")][2:]
 
 
 def test_a_stopped_run_resumes_and_its_record_has_scores_that_can_be_measured_again(ran: Path) -> None:
@@ -214,6 +219,15 @@ def test_runs_of_a_changed_tree_unknown_commits_or_other_settings_are_refused(
     trained = ["--run", str(ran / "new"), "--data", str(ran / "photos" / "train")]
     assert main(["speedrun", "dino_vit_tiny160", *trained]) == 1
     assert "no validation images of its own; add val/" in " ".join(capfd.readouterr().err.split())
+    for split, numbers in (("train", range(3)), ("val", range(3, 5))):
+        (ran / "few" / split / "one").mkdir(parents=True)
+        (ran / "few" / split / "two").mkdir()
+        for file, number in product(sorted((ran / "photos" / "val").rglob("*.png"))[:2], numbers):
+            for name in ("one", "two"):
+                shutil.copy(file, ran / "few" / split / name / f"{number}-{file.name}")
+    few = ["--run", str(ran / "new"), "--data", str(ran / "few")]
+    assert main(["speedrun", "dino_vit_tiny160", *few]) == 1 and not (ran / "new").exists()
+    assert "has 12 training images; a speedrun scores by 20 neighbours" in " ".join(capfd.readouterr().err.split())
     shutil.copytree(ran / "run", ran / "other", ignore=shutil.ignore_patterns("seconds.json", "speedrun.json"))
     assert go(ran, "other", "--seed", "1") == 1
     assert "started by another command" in " ".join(capfd.readouterr().err.split())
@@ -250,9 +264,30 @@ def test_a_difference_is_from_the_run_with_one_change_less(ran: Path) -> None:
     base = {**record, "changed": {name: value for name, value in record["changed"].items() if name != "optim.lr"}}
     fewer = {**base, "changed": {}}
     assert page._base(record, [record, fewer, base]) is base and page._base(base, [record, base]) is None
-    first, last = page.held_out_table([record, base]).splitlines()[-2:]
+    first, last = rows_of(page.held_out_table([record, base]))
     assert first.startswith("| `dino_vit_tiny160`, `batch=8`, ") and last.startswith("| ↳ `optim.lr=0.003` | ")
     assert "| +0.0" in last and "| +0.0" not in first
+
+
+def test_runs_of_another_length_are_no_ablations_unless_length_is_the_change(ran: Path) -> None:
+    record = json.loads((ran / "tuned" / "results" / "speedrun.json").read_text())
+    images = record["images_seen"]
+    whole = {**record, "changed": {}}
+    half = {**whole, "changed": {"steps": 6}, "images_seen": images // 2}
+    clipped = {**half, "changed": {"steps": 6, "optim.clip": 1.0}}
+    assert page._base(half, [whole, half, clipped]) is whole
+    assert page._base(clipped, [whole, clipped]) is None and page._base(clipped, [whole, half, clipped]) is half
+    small = {**whole, "changed": {"batch": 4, "steps": 24}}
+    assert page._base(small, [whole, half, small]) is whole, "as many images in smaller batches"
+
+
+def test_other_data_have_a_table_of_their_own(ran: Path) -> None:
+    record = json.loads((ran / "run" / "results" / "speedrun.json").read_text()) | {"data": "photos"}
+    easy = {**record, "data": "easy", "seconds": record["seconds"] | {"all_in": 120.0}, "shares_gpu": False}
+    table = page.runs_table([easy, {**record, "seed": 2}, record])
+    said = [line.split("data ")[1] for line in table.splitlines() if line.startswith("All rows: ")]
+    assert said == [f"photos, n = {record['num_val']}.", f"easy, n = {record['num_val']}."]
+    assert "All runs together: 2 minutes all in." in page.runs_table([easy])
 
 
 def test_what_all_rows_share_is_said_once(ran: Path) -> None:
@@ -261,9 +296,10 @@ def test_what_all_rows_share_is_said_once(ran: Path) -> None:
     processor = record["provenance"]["machine"]["processor"]
     said, _, columns, *_ = page.held_out_table([record]).splitlines()
     assert said == f"All rows: seed 0; on {processor}." and "| seed |" not in columns and "| on |" not in columns
-    said, _, columns, _, *rows = page.held_out_table([other, record]).splitlines()
+    table = page.held_out_table([other, record])
+    said, _, columns, *_ = table.splitlines()
     assert said == f"All rows: on {processor}." and "| seed |" in columns
-    assert [row.split(" | ")[1] for row in rows] == ["0", "1"]
+    assert [row.split(" | ")[1] for row in rows_of(table)] == ["0", "1"]
 
 
 def test_the_page_of_this_checkout_is_the_one_that_its_records_make() -> None:

@@ -185,7 +185,7 @@ def test_two_scenes_can_be_learnt_by_heart(head):
     detector = tiny(head)
     batch = batch_of(number=2)
     optimizer = torch.optim.AdamW(detector.parameters(), lr=3e-3)
-    for _ in range(70):
+    for _ in range(110):  # 70 are enough on some processors
         optimizer.zero_grad()
         torch.stack(list(losses_of(detector, batch).values())).sum().backward()
         optimizer.step()
