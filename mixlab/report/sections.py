@@ -1,7 +1,7 @@
 """The sections of the page that charts fill: Binary-AUC, ranks, training, cost."""
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from mixlab.analysis import figures
@@ -211,11 +211,18 @@ def scaling_part(record: Record, styles: Styles) -> dict[str, Any]:
         if row["pass"] == "training":
             table.setdefault(row["tokens"], {})[row["label"]] = row
     labels = sorted({row["label"] for row in rows}, key=lambda label: place_of(label, styles))
-    on_gpu = any(row["peak_gib"] for row in rows)
-    by_host = "launched kernel by kernel: of small networks the host may set the speed"
-    launched = ("replayed from CUDA graphs" if all(row.get("graph") for row in rows) else by_host) if on_gpu else ""
+    launched = _launched(rows) if any(row["peak_gib"] for row in rows) else ""
     on = ((record.content.get("provenance") or {}).get("machine") or {}).get("device", "")
     return {"record": record, "charts": shown, "labels": labels, "table": table, "launched": launched, "on": on}
+
+
+def _launched(rows: Sequence[Mapping[str, Any]]) -> str:
+    """How the passes of a GPU began."""
+    captured = {bool(row.get("graph")) for row in rows}
+    if captured == {True}:
+        return "replayed from CUDA graphs"
+    some = "some replayed from CUDA graphs, the others " if True in captured else ""
+    return f"{some}launched kernel by kernel: of small networks the host may set the speed"
 
 
 def place_of(label: str, styles: Styles) -> tuple[int, str]:

@@ -102,10 +102,19 @@ def test_what_a_low_rank_leaves_stands_on_the_page(tmp_path: Path) -> None:
     assert "N = 8" not in write_report([tmp_path / "older"], tmp_path / "older.html").read_text()
 
 
-@pytest.mark.parametrize(("graph", "said"), [(True, "replayed from CUDA graphs"), (False, "launched kernel by kernel")])
-def test_cost_names_its_machine_and_how_passes_were_launched(graph: bool, said: str, tmp_path: Path) -> None:
-    row = {"label": "vit", "tokens": 64, "batch": 8, "peak_gib": 1.0, "images_per_s": {"value": 9.0}, "graph": graph}
-    rows = [row | {"pass": kind} for kind in ("forward", "training")]
+@pytest.mark.parametrize(
+    ("graphs", "said"),
+    [
+        ((True, True), "replayed from CUDA graphs."),
+        ((False, False), "launched kernel by kernel: "),
+        ((True, False), "some replayed from CUDA graphs, the others launched kernel by kernel: "),
+    ],
+)
+def test_cost_names_its_machine_and_how_passes_were_launched(
+    graphs: tuple[bool, bool], said: str, tmp_path: Path
+) -> None:
+    row = {"label": "vit", "tokens": 64, "batch": 8, "peak_gib": 1.0, "images_per_s": {"value": 9.0}}
+    rows = [row | {"pass": kind, "graph": graph} for kind, graph in zip(("forward", "training"), graphs, strict=True)]
     about = {"kind": "scaling", "precision": "bf16", "rows": rows, "provenance": {"machine": {"device": "NVIDIA H200"}}}
     RunDirectory.create(tmp_path / "run").write_result("scaling", about)
     for name in ("README.md", "page.html"):
