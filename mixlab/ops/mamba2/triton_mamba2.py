@@ -62,7 +62,11 @@ def mamba2_backward(
     dqk, dv, flows = scan_backward(dy, q, k, v, steps, skips, states, tiles, num_reverse=num_reverse)
     del dy, q, k, v, states
     ddt_heads, sums = steps_backward(steps, flows, dt, A, tiles, num_reverse=num_reverse, bias=bias)
-    ddt.copy_(ddt_heads.unflatten(2, A_log.shape).sum(2))
+    ddt_ways = ddt_heads.unflatten(2, A_log.shape).unbind(2)
+    if len(ddt_ways) == 2:
+        torch.add(*ddt_ways, out=ddt)  # one kernel, rounded once
+    else:
+        ddt.copy_(*ddt_ways)
     dconv = short_conv_backward(dv, dqk, xkq, conv_weight, conv_bias, dxkq)
     dA_log, dskip, ddt_bias = sums.unflatten(1, A_log.shape)
     gradients = (dconv[..., :-1], dconv[..., -1], ddt_bias, dA_log, dskip, dnorm_weight, dout_weight)
