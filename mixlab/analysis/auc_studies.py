@@ -133,7 +133,7 @@ def by_register_position(targets: Sequence[Target], scorer: MapScorer, map_name:
         protocol = scorer.protocol(map_name, scores.layers[-1], None, None)
         twin = scorer.twin_scores(target, map_name) if target.training != UNTRAINED else None
         for part, gap in _middle_over_ends(raw):
-            names = (f"{target.label}, middle registers", f"{target.label}, {part} registers")
+            names = (f"{target.label}, middle registers by raw AUC", f"{target.label}, {part} registers")
             comparisons.append(ScoreDifference(names[0], names[1], gap))
             metric = f"middle_registers_over_{part}"
             findings += to_measurements(metric, gap, protocol, target.subject, target.seed)

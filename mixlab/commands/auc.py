@@ -123,6 +123,8 @@ def _print(answer: WideAnswer, content: dict[str, Any]) -> None:
         for name, field in (("layer", "layer"), ("part", "index"))
         if len({row[field] for row in rows}) > len({(row["label"], row["map"]) for row in rows})
     }
+    if content["study"] == "register":
+        hidden.remove("raw")  # by which registers are compared
     lines = [
         (
             row["label"],
@@ -134,10 +136,10 @@ def _print(answer: WideAnswer, content: dict[str, Any]) -> None:
             _mean(row.get("untrained")),
             with_margin(row["above_untrained"], "+.3f") if "above_untrained" in row else None,
             _interval(row["auc"]),
-            row["raw_auc"]["mean"],
+            _mean(row["raw_auc"]),
             _signed(row["above_centre_prior"]),
             _signed(row["above_untrained"]) if "above_untrained" in row else None,
-            row["centre_matched_auc"]["mean"],
+            _mean(row["centre_matched_auc"]),
             row["auc"]["n"],
             row["auc"]["undefined"],
         )
