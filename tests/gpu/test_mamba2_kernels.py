@@ -81,16 +81,18 @@ def test_the_kernels_give_the_reference_and_every_gradient(
     check(mixer_inputs(length, dtype, directions=directions))
 
 
-def test_the_released_base_size_agrees(poisoned: None) -> None:
-    check(mixer_inputs(198, torch.bfloat16, heads=24, state=64, width=64), width=64)
-
-
 @pytest.mark.parametrize("length", [38, 66, 198])
-def test_a_kept_scan_changes_no_bit(length: int, poisoned: None) -> None:
-    inputs = mixer_inputs(length, torch.bfloat16)
+def test_the_released_base_size_agrees(length: int, poisoned: None) -> None:
+    check(mixer_inputs(length, torch.bfloat16, heads=24, state=64, width=64), width=64)
+
+
+@pytest.mark.parametrize("width", [16, 64])  # in tiles, as a triangle
+@pytest.mark.parametrize("length", [38, 66, 198])
+def test_a_kept_scan_changes_no_bit(length: int, width: int, poisoned: None) -> None:
+    inputs = mixer_inputs(length, torch.bfloat16, state=64, width=width)
     dout = torch.randn(*inputs[0].shape[:2], 48, device="cuda").bfloat16()
-    expected = outputs_and_gradients(mamba2_op.mamba2, inputs, dout, width=16)
-    results = outputs_and_gradients(partial(mamba2_op.mamba2, keep_scan=True), inputs, dout, width=16)
+    expected = outputs_and_gradients(mamba2_op.mamba2, inputs, dout, width=width)
+    results = outputs_and_gradients(partial(mamba2_op.mamba2, keep_scan=True), inputs, dout, width=width)
     for name, result in results.items():
         assert torch.equal(result, expected[name]), name
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from mixlab.ops.ssd.chunked import ssd_chunked
 from mixlab.ops.ssd.op import runs_kernels, ssd
 from mixlab.ops.ssd.reference import ssd_recurrence
-from mixlab.ops.ssd.tiling import SIZES
+from mixlab.ops.ssd.tiling import BLOCK, SIZES, TRIANGLE_LENGTHS, without_triangles
 from tests.tolerances import TOLERANCES, relative_error
 
 NAMES = ("q", "k", "v", "dt", "A", "skip")
@@ -62,9 +62,27 @@ def check(inputs: list[Tensor], num_reverse: int, *, oracle=ssd_recurrence, slac
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("length", [1, 2, 16, 17, 32, 33, 48, 49, 63, 64, 65, 80, 81, 96, 97, 197, 198])
+@pytest.mark.parametrize("length", [1, 2, 16, 17, 32, 33, 48, 49, 63, 64, 65, 80, 81, 96, 97, 197, 198, 224, 225])
 def test_the_kernels_give_the_recurrence_and_every_gradient(length: int, dtype: torch.dtype, poisoned: None) -> None:
     check(scan_inputs(length, dtype), 4)
+
+
+def test_a_triangle_of_every_size_agrees_for_any_number_of_heads(poisoned: None) -> None:
+    from mixlab.ops.ssd.cuda_triangle import triangles_run
+
+    for blocks in range(TRIANGLE_LENGTHS[0] // BLOCK + 1, TRIANGLE_LENGTHS[-1] // BLOCK + 1):
+        assert triangles_run(0, blocks)
+        for length, groups, per_group in ((0, 1, 7), (-3, 3, 2), (-15, 2, 4 * blocks)):
+            inputs = scan_inputs(
+                blocks * BLOCK + length, torch.bfloat16, batch=3, heads=groups * per_group, groups=groups
+            )
+            check(inputs, groups // 2 * per_group, slack=2)  # of A there is a number per head: some cancel
+
+
+@pytest.mark.parametrize("length", [33, 38, 48, 63, 64, 65, 96, 97, 198, 224])
+def test_tiles_agree_where_triangles_would_run(length: int, poisoned: None) -> None:
+    with without_triangles():
+        check(scan_inputs(length, torch.bfloat16), 4)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -117,13 +135,13 @@ def test_offsets_may_outgrow_32_bits(poisoned: None) -> None:
 
 
 def test_decays_of_2_to_the_30_tokens_are_those_of_each_image_alone() -> None:
-    from mixlab.ops.ssd.tiling import tiling
+    from mixlab.ops.ssd.tiling import tiles_of
     from mixlab.ops.ssd.triton_steps import Flows, make_steps, steps_backward
 
     if memory_gib() < 80:
         pytest.skip("needs 80 GiB")
     batch, length, heads, state = 64, 65_536, 256, 16
-    tiles = tiling(length, torch.bfloat16)
+    tiles = tiles_of(length, torch.bfloat16)
     dt, A = torch.rand(batch, length, heads, device="cuda"), -torch.rand(heads, device="cuda")
     flows = Flows(
         sent=torch.rand(batch, heads, length, 4, device="cuda"),

@@ -25,7 +25,7 @@ def mamba2_forward(
     """From the input projection (B, L, 2E + 2N + heads or more) to the output (B, L, D) and the scan's (B, L, H, P)."""
     projected = projected.contiguous()
     gate, xkq, dt = split_projected(projected, conv_weight, dt_bias, norm_weight)
-    tiles = tiling(projected.shape[1], projected.dtype)
+    tiles = tiling(projected, head_dim=head_dim, state=_state(xkq, A_log, head_dim))
     num_reverse = A_log[1:].numel()
     q, k, v = _scanned(xkq, conv_weight, conv_bias, A_log, head_dim)
     steps = make_steps(dt, A_log.flatten(), tiles, num_reverse=num_reverse, bias=dt_bias.flatten())
@@ -45,7 +45,7 @@ def mamba2_backward(
     gate, xkq, dt = split_projected(projected, conv_weight, dt_bias, norm_weight)
     dgate, dxkq, ddt = split_projected(dprojected, conv_weight, dt_bias, norm_weight)
     dprojected[..., dgate.shape[2] + dxkq.shape[2] + ddt.shape[2] :] = 0  # nothing where there is no padding
-    tiles = tiling(projected.shape[1], projected.dtype)
+    tiles = tiling(projected, head_dim=head_dim, state=_state(xkq, A_log, head_dim))
     num_reverse = A_log[1:].numel()
     A, bias, skips = A_log.flatten(), dt_bias.flatten(), skip.flatten()
     q, k, v = _scanned(xkq, conv_weight, conv_bias, A_log, head_dim)
@@ -83,9 +83,12 @@ def _types_as_given(projected: Tensor) -> AbstractContextManager[object]:
     return nullcontext()
 
 
+def _state(xkq: Tensor, A_log: Tensor, head_dim: int) -> int:
+    return (xkq.shape[2] - A_log.shape[1] * head_dim) // 2
+
+
 def _scanned(xkq: Tensor, conv_weight: Tensor, conv_bias: Tensor, A_log: Tensor, head_dim: int) -> tuple[Tensor, ...]:
     """q, k (B, L, R, N) and v (B, L, R heads, P) of all directions, from the raw projections."""
-    directions, num_heads = A_log.shape
-    state = (xkq.shape[2] - num_heads * head_dim) // 2
+    directions, state = A_log.shape[0], _state(xkq, A_log, head_dim)
     v, k, q = short_conv_forward(xkq, conv_weight, conv_bias, state)
     return q.unflatten(2, (directions, state)), k.unflatten(2, (directions, state)), v.unflatten(2, (-1, head_dim))

@@ -36,7 +36,7 @@ def _forward(
     from mixlab.ops.ssd.triton_forward import scan_forward  # here: a machine without a GPU may have no Triton
     from mixlab.ops.ssd.triton_steps import make_steps
 
-    tiles = tiling(v.shape[1], v.dtype)
+    tiles = tiling(v, head_dim=v.shape[3], state=q.shape[3])
     steps = make_steps(dt, A, tiles, num_reverse=num_reverse)
     y, states = scan_forward(q, k, v, steps, skip, tiles, num_reverse=num_reverse, keep_states=keep_states)
     return y, states, steps if keep_states else steps.new_empty(0)
@@ -45,10 +45,10 @@ def _forward(
 def _fake(
     q: Tensor, k: Tensor, v: Tensor, dt: Tensor, A: Tensor, skip: Tensor, num_reverse: int, keep_states: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    batch, length, num_heads, width = v.shape
-    tiles = tiling(length, v.dtype)
+    batch, _, num_heads, width = v.shape
+    tiles = tiling(v, head_dim=width, state=q.shape[3])
     states = v.new_empty(batch, num_heads, tiles.num_states if keep_states else 0, q.shape[3], width)
-    steps = (3, batch, num_heads, tiles.padded) if keep_states else (0,)
+    steps = (tiles.num_planes, batch, num_heads, tiles.padded) if keep_states else (0,)
     return v.new_empty(v.shape), states, v.new_empty(steps, dtype=torch.float32)
 
 
@@ -59,7 +59,7 @@ def _backward(
     from mixlab.ops.ssd.triton_backward import scan_backward
     from mixlab.ops.ssd.triton_steps import steps_backward
 
-    tiles = tiling(v.shape[1], v.dtype)
+    tiles = tiling(v, head_dim=v.shape[3], state=q.shape[3])
     dqk, dv, flows = scan_backward(dy, q, k, v, steps, skip, states, tiles, num_reverse=num_reverse)
     ddt, sums = steps_backward(steps, flows, dt, A, tiles, num_reverse=num_reverse)
     return [*dqk, dv, ddt, *sums]

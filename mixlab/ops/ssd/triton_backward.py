@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from mixlab.ops.ssd.cuda_triangle import triangle_backward
 from mixlab.ops.ssd.tiling import Tiling
 from mixlab.ops.ssd.triton_across import add_across, state_gradients
 from mixlab.ops.ssd.triton_launch import dot_precision, heads_per_program, launch, rows_dense, warps_of_tile
@@ -127,6 +128,9 @@ def scan_backward(
     num_reverse: int,
 ) -> tuple[Tensor, Tensor, Flows]:  # fmt: skip
     """Gradients of q and k (2, B, L, G, N) and of v, dense, in their dtype; and the flows for `steps_backward`."""
+    if tiles.is_triangle:
+        dqk, dv, flows = triangle_backward(dy, q, k, v, steps, skip, tiles, num_reverse=num_reverse)
+        return _summed(dqk), dv, flows
     dy = dy.contiguous()
     q, k, v = (rows_dense(t) for t in (q, k, v))
     batch, length, num_heads, width = v.shape

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from mixlab.ops.ssd.cuda_triangle import triangle_forward
 from mixlab.ops.ssd.tiling import Tiling
 from mixlab.ops.ssd.triton_launch import dot_precision, largest_divisor, launch, rows_dense, warps_of_tile
 from mixlab.ops.ssd.triton_pair import pair_forward
@@ -139,6 +140,8 @@ def scan_forward(
 
     `steps` as `triton_steps.make_steps` makes them; skip in float32.
     """
+    if tiles.is_triangle:
+        return triangle_forward(q, k, v, steps, skip, tiles, num_reverse=num_reverse), _room_for_states(q, v, 0)
     q, k, v = (rows_dense(t) for t in (q, k, v))
     batch, length, num_heads, width = v.shape
     group_heads = num_heads // q.shape[2]

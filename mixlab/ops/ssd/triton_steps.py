@@ -1,8 +1,10 @@
 """From dt and A to the decays that the tile kernels read, and their gradients back.
 
-`steps` holds three planes (3, B, H, padded) in float32, in scan order, the last tile padded with the smallest dt:
+`steps` holds planes (3 or 5, B, H, padded) in float32, in scan order, the last tile padded with the smallest dt:
 the base-2 log decay from the tile's start to each token, the same less log2(dt), and dt.
 So what token i reads of token j is exp2(steps[0, i] - steps[1, j]), and no kernel flips or sums anything.
+Triangles have two more, of factors instead of logarithms: the decay from the block's start to each token, and what the
+block's end has of it.
 """
 
 # mypy: disallow-untyped-defs=False
@@ -58,7 +60,7 @@ def _negative(A_ptr, head, H, RAW: tl.constexpr):
 @triton.jit(do_not_specialize=["L", "first_reverse"])
 def _steps_kernel(
     raw_ptr, bias_ptr, A_ptr, steps_ptr, L, H, padded, first_reverse, plane, raw_b, raw_l, raw_h, num_raw,
-    T: tl.constexpr, HEADS: tl.constexpr, RAW: tl.constexpr,
+    T: tl.constexpr, HEADS: tl.constexpr, RAW: tl.constexpr, FACTORS: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(0) * HEADS + tl.arange(0, HEADS)[None, :]
     b = tl.program_id(2).to(tl.int64)
@@ -67,12 +69,18 @@ def _steps_kernel(
     inside = (i < L) & (head < H)
     dt, _ = _positive(raw_ptr, bias_ptr, b, row, head, inside, raw_b, raw_l, raw_h, num_raw, RAW)
     A = _negative(A_ptr, head, H, RAW)
-    decay = tl.cumsum(tl.maximum(dt * (A * LOG2_E), MIN_LOG2_DECAY), 0)
+    step = tl.maximum(dt * (A * LOG2_E), MIN_LOG2_DECAY)
+    decay = tl.cumsum(step, 0)
+    source = decay - tl.log2(dt)
     out_ptr = steps_ptr + (b * H + head) * padded + i
     valid = (i < padded) & (head < H)
     tl.store(out_ptr, decay, mask=valid)
-    tl.store(out_ptr + plane, decay - tl.log2(dt), mask=valid)
+    tl.store(out_ptr + plane, source, mask=valid)
     tl.store(out_ptr + 2 * tl.cast(plane, tl.int64), dt, mask=valid)
+    if FACTORS:
+        tl.store(out_ptr + 3 * tl.cast(plane, tl.int64), tl.exp2(decay), mask=valid)
+        sends = tl.exp2(tl.sum(step, 0, keep_dims=True) - source)
+        tl.store(out_ptr + 4 * tl.cast(plane, tl.int64), sends, mask=valid)
 
 
 @triton.jit(do_not_specialize=["L", "first_reverse"])
@@ -121,16 +129,17 @@ def _steps_backward_kernel(
 
 
 def make_steps(dt: Tensor, A: Tensor, tiles: Tiling, *, num_reverse: int, bias: Tensor | None = None) -> Tensor:
-    """dt (B, L, H) and A (H,) -> steps (3, B, H, padded) in float32.
+    """dt (B, L, H) and A (H,) -> steps (3 or 5, B, H, padded) in float32.
 
     With a bias (H,) both are raw: dt (B, L, H or a divisor) becomes softplus(dt + bias), A becomes -exp(A).
     """
     batch, length, _ = dt.shape
     num_heads = A.shape[0]
-    steps = torch.empty(3, batch, num_heads, tiles.padded, dtype=torch.float32, device=dt.device)
+    steps = torch.empty(tiles.num_planes, batch, num_heads, tiles.padded, dtype=torch.float32, device=dt.device)
     _steps_kernel[(-(-num_heads // STEP_HEADS), tiles.count, batch)](
         dt, bias, A, steps, length, num_heads, tiles.padded, num_heads - num_reverse, steps.stride(0),
         *dt.stride(), dt.shape[2], T=tiles.tile, HEADS=STEP_HEADS, RAW=bias is not None,
+        FACTORS=tiles.is_triangle,
     )  # fmt: skip
     return steps
 
@@ -139,14 +148,17 @@ def steps_backward(
     steps: Tensor, flows: Flows, dt: Tensor, A: Tensor, tiles: Tiling, *, num_reverse: int, bias: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Gradients in float32: of dt for every head (B, L, H); of A, skip and the bias, if there is one (2 or 3, H)."""
+    if tiles.is_triangle:  # its flows are those of one tile
+        tiles = Tiling(1 << (tiles.padded - 1).bit_length(), 0, tiles.padded)
+    heads = STEP_HEADS if tiles.tile <= 64 else STEP_HEADS // 2  # in registers
     batch, length, _ = dt.shape
     num_heads = A.shape[0]
     ddt = torch.empty(batch, length, num_heads, dtype=torch.float32, device=dt.device)
     num_sums = 2 if bias is None else 3
     sums = torch.empty(num_sums, batch * tiles.count, num_heads, dtype=torch.float32, device=dt.device)
-    _steps_backward_kernel[(-(-num_heads // STEP_HEADS), tiles.count, batch)](
+    _steps_backward_kernel[(-(-num_heads // heads), tiles.count, batch)](
         steps, *flows, dt, bias, A, ddt, sums, length, num_heads, tiles.padded, num_heads - num_reverse,
         steps.stride(0), *dt.stride(), dt.shape[2],
-        T=tiles.tile, N=flows.crossing.shape[3], HEADS=STEP_HEADS, RAW=bias is not None,
+        T=tiles.tile, N=flows.crossing.shape[3], HEADS=heads, RAW=bias is not None,
     )  # fmt: skip
     return ddt, sums.sum(1)

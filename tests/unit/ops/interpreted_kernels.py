@@ -37,6 +37,7 @@ from mixlab.ops.linear_attention import reference as linear_attention_reference
 from mixlab.ops.linear_attention import triton_linear_attention
 from mixlab.ops.mamba2 import op as mamba2_op
 from mixlab.ops.mamba2 import reference as mamba2_reference
+from mixlab.ops.mamba2 import triton_mamba2
 from mixlab.ops.selective_scan import op as selective_op
 from mixlab.ops.selective_scan import triton_selective
 from mixlab.ops.selective_scan.reference import selective_scan_recurrence
@@ -46,7 +47,9 @@ from mixlab.ops.silu_gate import op as gate_op
 from mixlab.ops.silu_gate import reference as gate_reference
 from mixlab.ops.ssd import op as ssd_op
 from mixlab.ops.ssd.reference import ssd_recurrence
+from mixlab.ops.ssd.tiling import BLOCK, Tiling
 from tests.tolerances import TOLERANCES, relative_error
+from tests.unit.ops.emulated_triangle import COMPILER, emulation
 from tests.unit.ops.interpreted_crops import crop_errors
 
 Run = Callable[..., Any]
@@ -88,6 +91,16 @@ MIXERS = {
     "mixer that keeps its scan, one tile": (2, 5, 2, 16, 16, 128, True),
     "mixer that keeps its scan, three tiles": (2, 65, 1, 16, 16, 128, True),
     "mixer of three heads, whose rows are cut in thirds": (2, 4, 6, 16, 16, 128),
+}
+# name: length, groups, heads, reverse heads
+TRIANGLES = {
+    "triangle of three blocks": (38, 2, 6, 3),
+    "triangle of five blocks": (70, 1, 3, 0),
+}
+# name: length, heads, whether the scan is kept
+TRIANGLE_MIXERS = {
+    "mixer with a triangle": (35, 2, False),
+    "mixer with a triangle that keeps its scan": (35, 2, True),
 }
 # name: length, heads, P, and if the tokens are cut: the number of spans and the tokens of one
 LINEAR_ATTENTIONS = {
@@ -175,6 +188,23 @@ def scan_errors(length: int, groups: int, num_heads: int, num_reverse: int, stat
     )
 
 
+def triangle_errors(length: int, groups: int, num_heads: int, num_reverse: int) -> Errors:
+    """Decays and their gradients are interpreted, the programs between them emulated."""
+    q, k, v, *others = scan_inputs(length, groups, num_heads, 64, 64)
+    with emulation(), patch.object(ssd_op, "tiling", lambda tokens, **_: Tiling(BLOCK, -(-length // BLOCK), 0)):
+        return in_bfloat16(
+            lambda *inputs: ssd_op._scan(*inputs, num_reverse, True),
+            lambda *inputs: ssd_recurrence(*inputs, num_reverse=num_reverse),
+            [(q / 4).bfloat16(), (k / 4).bfloat16(), v.bfloat16(), *others],
+        )
+
+
+def in_bfloat16(run: Run, reference: Run, inputs: Sequence[Tensor], *, slack: float = 1.0) -> Errors:
+    """Errors as shares of the tolerance, which is reported as that of float32."""
+    scale = TOLERANCES[torch.float32] / TOLERANCES[torch.bfloat16] / slack
+    return {name: scale * error for name, error in compare(run, reference, inputs).items()}
+
+
 def far_scan_errors() -> Errors:
     """Tokens 2²⁶ numbers apart: offsets outgrow 32 bits. The file behind them has a page for each token, and holes."""
     length, far = 33, 2**26
@@ -255,6 +285,17 @@ def mixer_errors(
             lambda *inputs: mamba2_op._mixer(*inputs, width, 1e-5, keep_scan),
             lambda *inputs: mamba2_reference.mamba2(*inputs, head_dim=width, eps=1e-5),
             mixer_inputs(directions, length, num_heads, state, width),
+        )
+
+
+def triangle_mixer_errors(length: int, num_heads: int, keep_scan: bool) -> Errors:
+    projected, *parameters = mixer_inputs(2, length, num_heads, 64, 64)
+    with emulation(), patch.object(triton_mamba2, "tiling", lambda *_, **__: Tiling(BLOCK, -(-length // BLOCK), 0)):
+        return in_bfloat16(
+            lambda *inputs: mamba2_op._mixer(*inputs, 64, 1e-5, keep_scan),
+            lambda *inputs: mamba2_reference.mamba2(*inputs, head_dim=64, eps=1e-5),
+            [projected.bfloat16(), *parameters],
+            slack=4,  # norms over two heads are chance, and an error in y scales all gradients
         )
 
 
@@ -375,6 +416,8 @@ def main() -> None:
         **{name: (linear_attention_errors, sizes) for name, sizes in LINEAR_ATTENTIONS.items()},
         **{name: (attention_errors, sizes) for name, sizes in ATTENTIONS.items()},
         **{name: (depthwise_errors, sizes) for name, sizes in DEPTHWISE.items()},
+        **{name: (triangle_errors, sizes) for name, sizes in TRIANGLES.items() if COMPILER},
+        **{name: (triangle_mixer_errors, sizes) for name, sizes in TRIANGLE_MIXERS.items() if COMPILER},
         "short convolution one way": (short_conv_errors, (1,)),
         "short convolution both ways": (short_conv_errors, (2,)),
         "mean of two scans under a gate": (gated_scans_errors, (2, True)),

@@ -96,14 +96,19 @@ class Launch:
 
 
 def resources(compiled: CompiledKernel) -> Resources:
+    return resources_of(compiled.asm["cubin"], shared=compiled.metadata.shared)
+
+
+def resources_of(code: bytes, *, shared: int = 0) -> Resources:
+    """Of machine code with one kernel; shared memory that is asked for at launch is not in it."""
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(compiled.asm["cubin"])
+        file.write(code)
         file.flush()
         told = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
     found = re.search(r"REG:(\d+) STACK:(\d+)", told)
     assert found, told
-    return Resources(int(found[1]), int(found[2]), compiled.metadata.shared)
+    return Resources(int(found[1]), int(found[2]), shared)
 
 
 def scan(dtype: torch.dtype, *, state: int, width: int, length: int, heads: int = 48) -> list[Launch]:

@@ -1,0 +1,170 @@
+"""The scan as one triangle per head, in CUDA C++: emulated on the CPU against the float64 recurrence, and compiled.
+
+tests/gpu runs it on a GPU; `interpreted_kernels.py` runs it here together with the kernels around it.
+"""
+
+import mmap
+import sys
+from itertools import islice, product
+
+import pytest
+import torch
+from torch import Tensor
+
+from mixlab.ops.ssd.reference import flip_reverse_heads, ssd_recurrence
+from mixlab.ops.ssd.tiling import BLOCK, TRIANGLE_LENGTHS, Tiling
+from tests.tolerances import TOLERANCES, relative_error
+
+pytest.importorskip("triton")
+
+from mixlab.ops.cuda.program import CompileError
+from mixlab.ops.ssd import cuda_triangle
+from mixlab.ops.ssd.cuda_triangle import Size, compile_triangle, share_of_heads, triangle_backward, triangle_forward
+from tests.unit.ops.emulated_triangle import COMPILER, emulated_programs, emulation, fenced, fenced_tensors
+from tests.unit.ops.launches import SHARED_BYTES, resources_of
+
+BLOCKS = range(TRIANGLE_LENGTHS[0] // BLOCK + 1, TRIANGLE_LENGTHS[-1] // BLOCK + 1)
+emulated = pytest.mark.skipif(COMPILER is None or sys.platform != "linux", reason="needs g++ or clang++ on Linux")
+
+
+def steps_of(dt: Tensor, A: Tensor, tiles: Tiling, num_reverse: int) -> Tensor:
+    """What `make_steps` makes: decays within blocks, in scan order."""
+    dt = flip_reverse_heads(dt, num_reverse)
+    dt = torch.nn.functional.pad(dt, (0, 0, 0, tiles.padded - dt.shape[1])).clamp_min(2.0**-64)
+    decay = (dt * A * 1.4426950408889634).clamp_min(-57.7).unflatten(1, (-1, BLOCK)).cumsum(2)
+    source = decay - dt.log2().unflatten(1, (-1, BLOCK))
+    sends = (decay[:, :, -1:] - source).exp2()
+    planes = (each.flatten(1, 2) for each in (decay, source, decay.exp2(), sends))
+    return torch.stack([*islice(planes, 2), dt, *planes]).mT.contiguous()
+
+
+def check(length: int, *, heads: int, groups: int, num_reverse: int, batch: int = 1, strength: float = 1.0) -> None:
+    maps: list[mmap.mmap] = []
+    tiles = Tiling(BLOCK, -(-length // BLOCK), 0)
+    generator = torch.Generator().manual_seed(length)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator)
+
+    q, k = draw(batch, length, groups, 64) / 2, draw(batch, length, groups, 64) / 2
+    v, dy = draw(batch, length, heads, 64), draw(batch, length, heads, 64)
+    q, k, v, dy = (fenced(t.bfloat16(), maps).copy_(t) for t in (q, k, v, dy))
+    dt = torch.rand(batch, length, heads, generator=generator) * strength
+    A, skip = -torch.rand(heads, generator=generator) - 0.1, draw(heads)
+    exact = [t.double().requires_grad_() for t in (q, k, v, dt, A, skip)]
+    expected = ssd_recurrence(*exact, num_reverse=num_reverse)
+    gradients = torch.autograd.grad(expected, exact, dy.double())
+    steps = steps_of(dt, A, tiles, num_reverse)
+    steps = fenced(steps, maps).copy_(steps)
+    with emulation(), fenced_tensors():
+        y = triangle_forward(q, k, v, steps, skip, tiles, num_reverse=num_reverse)
+        dqk, dv, flows = triangle_backward(dy, q, k, v, steps, skip, tiles, num_reverse=num_reverse)
+    sent, same, _, again = flows.sent.unbind(3)
+    decays = (flows.read[0] - sent).flip(2).cumsum(2).flip(2)  # gradients of the log decays
+    decays = torch.where(steps[2] * A[:, None] * 1.4426950408889634 > -57.7, decays, 0.0)
+    ddt = (sent / steps[2] + decays * A[:, None]).mT[:, :length]
+    found = {
+        "y": (y, expected),
+        "q": (dqk[0].float().sum(0), gradients[0]),
+        "k": (dqk[1].float().sum(0), gradients[1]),
+        "v": (dv, gradients[2]),
+        "dt": (flip_reverse_heads(ddt, num_reverse), gradients[3]),
+        "A": ((decays * steps[2]).sum((0, 2)), gradients[4]),
+        "skip": (same.sum((0, 2)), gradients[5]),
+    }
+    assert torch.equal(same, again)
+    for name, (result, reference) in found.items():
+        error = relative_error(result, reference)
+        slack = 5 if name == "A" else 1  # one number per head, in which much cancels
+        assert error < slack * TOLERANCES[torch.bfloat16], f"{name} is off by {error:.1e}"
+
+
+@emulated
+@pytest.mark.parametrize("length", [33, 38, 48, 50, 64, 65, 80, 198, 208, 209, 224])
+def test_the_triangle_gives_the_recurrence_and_every_gradient(length: int) -> None:
+    check(length, heads=4, groups=2, num_reverse=2)
+
+
+@emulated
+@pytest.mark.parametrize(
+    ("heads", "groups", "num_reverse", "batch"), [(3, 1, 0, 2), (3, 1, 3, 2), (4, 4, 2, 1), (10, 2, 5, 3)]
+)
+def test_groups_and_directions_agree(heads: int, groups: int, num_reverse: int, batch: int) -> None:
+    check(38, heads=heads, groups=groups, num_reverse=num_reverse, batch=batch)
+
+
+@emulated
+@pytest.mark.parametrize("strength", [1e-15, 1e-3, 30.0, 1000.0])
+def test_extreme_steps_agree(strength: float) -> None:
+    check(70, heads=2, groups=2, num_reverse=1, strength=strength)
+
+
+@emulated
+def test_strided_rows_are_read_in_place_and_unaligned_ones_are_copied() -> None:
+    tiles, generator = Tiling(BLOCK, 3, 0), torch.Generator().manual_seed(0)
+    packed = torch.randn(2, 38, 6 * 64 + 4, generator=generator).bfloat16()
+    dt, A, skip = torch.rand(2, 38, 2, generator=generator), -torch.rand(2), torch.randn(2)
+    steps = steps_of(dt, A, tiles, 1)
+    for start in (0, 4):
+        q, k, v = (part.unflatten(2, (2, 64)) for part in packed[..., start : start + 384].split(128, dim=2))
+        with emulation():
+            y = triangle_forward(q, k, v, steps, skip, tiles, num_reverse=1)
+            dense = triangle_forward(*(t.contiguous() for t in (q, k, v)), steps, skip, tiles, num_reverse=1)
+        assert torch.equal(y, dense)
+
+
+@emulated
+def test_the_sizes_that_python_knows_are_those_of_the_programs() -> None:
+    for blocks in (3, 5, 13, 14):
+        for program, backward in zip(emulated_programs(blocks), (False, True), strict=True):
+            assert program.threads == 32 * Size(blocks).warps
+            assert program.shared_bytes == Size(blocks).shared_bytes(backward=backward)
+
+
+@pytest.mark.parametrize("architecture", SHARED_BYTES)
+def test_every_size_compiles_and_fits_into_registers_and_shared_memory(architecture: int) -> None:
+    """Where a program needs more shared memory than a GPU has, the dispatch does without it."""
+    try:
+        compile_triangle("triangle_forward", 3, capability=divmod(architecture, 10))
+    except CompileError as missing:
+        pytest.skip(str(missing))
+    for blocks, name in product(BLOCKS if architecture == 90 else (3, 13), ("forward", "backward")):
+        used = resources_of(compile_triangle(f"triangle_{name}", blocks, capability=divmod(architecture, 10)))
+        size = Size(blocks)
+        warps = size.at_once(backward=name == "backward") * size.warps
+        assert used.registers * 32 * warps <= 2**16, f"{name} of {blocks} blocks: {used}"
+        assert used.stack <= (0 if name == "forward" else 160), f"{name} of {blocks} blocks: {used}"
+        assert size.shared_bytes(backward=name == "backward") <= SHARED_BYTES[90]
+
+
+def test_an_error_of_the_compiler_says_what_is_wrong() -> None:
+    try:
+        compile_triangle("triangle_forward", 3, capability=(9, 0))
+    except CompileError as missing:
+        pytest.skip(str(missing))
+    with pytest.raises(CompileError, match="gpu-architecture"):
+        compile_triangle("triangle_forward", 3, capability=(1, 2))
+
+
+def test_heads_are_divided_so_that_no_multiprocessor_waits_long() -> None:
+    for group_heads in range(1, 49):
+        for programs in (1, 2, 16, 128, 256, 1000):
+            assert group_heads % share_of_heads(group_heads, programs=programs, at_once=132) == 0
+    assert share_of_heads(24, programs=256, at_once=132) == 24  # two rounds of all heads: 97 % full
+    assert share_of_heads(24, programs=4, at_once=132) == 1
+    assert share_of_heads(24, programs=140, at_once=132) < 24  # not one round and a bit of another
+
+
+def test_a_program_that_computes_something_else_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Properties:
+        shared_memory_per_block_optin = SHARED_BYTES[90]
+
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Properties)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: torch.no_grad())
+    for error, right in ((0.003, True), (0.3, False), (float("inf"), False)):
+        monkeypatch.setattr(cuda_triangle, "worst_error", lambda blocks, device, error=error: error)
+        if right:
+            assert cuda_triangle._found_right(0, 13)
+        else:
+            with pytest.warns(UserWarning, match="other kernels: their error is"):
+                assert not cuda_triangle._found_right(0, 13)
