@@ -16,21 +16,40 @@ DEVICE void multiply_add(float (&C)[4], const unsigned (&A)[4], unsigned b0, uns
       : "r"(A[0]), "r"(A[1]), "r"(A[2]), "r"(A[3]), "r"(b0), "r"(b1));
 }
 
+// Where something lies in shared memory, as the instructions below want it.
 DEVICE unsigned shared_address(const void* at) { return static_cast<unsigned>(__cvta_generic_to_shared(at)); }
 
 // Four 8 x 8 matrices out of shared memory; lane i gives the address of row i % 8 of matrix i / 8.
 // Lane (g, c) gets of each row g, columns 2c and 2c+1; transposed: column g, rows 2c and 2c+1.
-DEVICE void load_matrices(unsigned (&to)[4], const void* row) {
+DEVICE void load_matrices(unsigned (&to)[4], unsigned row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-               : "r"(shared_address(row))
+               : "r"(row)
                : "memory");
 }
-DEVICE void load_matrices_transposed(unsigned (&to)[4], const void* row) {
+DEVICE void load_matrices_transposed(unsigned (&to)[4], unsigned row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-               : "r"(shared_address(row))
+               : "r"(row)
                : "memory");
+}
+// The way back, of four matrices side by side: where a lane begins to write, in rows so far apart, and the writing.
+DEVICE int place_to_store(int lane, int row_bytes) {
+#if __CUDA_ARCH__ >= 900
+  return lane % 8 * row_bytes + lane / 8 * 16;
+#else
+  return lane / 4 * row_bytes + lane % 4 * 4;
+#endif
+}
+DEVICE void store_matrices(unsigned place, const unsigned (&from)[4]) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(place), "r"(from[0]), "r"(from[1]),
+               "r"(from[2]), "r"(from[3])
+               : "memory");
+#else
+#pragma unroll
+  for (int m = 0; m < 4; ++m) asm volatile("st.shared.b32 [%0], %1;" ::"r"(place + 16 * m), "r"(from[m]) : "memory");
+#endif
 }
 // An 8 x 8 matrix in the registers of a warp, transposed.
 DEVICE unsigned transposed(unsigned matrix) {

@@ -40,12 +40,15 @@ def compile_program(name: str, sources: Sequence[Path], *, capability: tuple[int
 
 
 class Program:
-    """A compiled program on the current device."""
+    """A compiled program on the current device, which launches it from any thread."""
 
     def __init__(self, name: str, code: bytes, *, threads: int, shared_bytes: int) -> None:
         self.threads, self.shared_bytes = threads, shared_bytes
         self._module, self._function = ctypes.c_void_p(), ctypes.c_void_p()
         driver = _driver()
+        self._context = ctypes.c_void_p()
+        _check(driver.cuDevicePrimaryCtxRetain(ctypes.byref(self._context), torch.cuda.current_device()))
+        _check(driver.cuCtxSetCurrent(self._context))
         _check(driver.cuModuleLoadData(ctypes.byref(self._module), code))
         _check(driver.cuModuleGetFunction(ctypes.byref(self._function), self._module, name.encode()))
         _check(driver.cuFuncSetAttribute(self._function, SHARED_BYTES_ATTRIBUTE, shared_bytes))
@@ -55,6 +58,7 @@ class Program:
         held, places = pack(arguments)
         stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
         size = (*grid, 1, self.threads, 1, 1)
+        _check(_driver().cuCtxSetCurrent(self._context))  # autograd's threads have none before torch launches something
         _check(_driver().cuLaunchKernel(self._function, *size, self.shared_bytes, stream, places, None))
         del held
 

@@ -1,4 +1,4 @@
-"""The scan of 33 to 224 tokens as one lower triangle per head: programs in CUDA C++, in `triangle*.cu*` beside this.
+"""The scan of 33 to 208 tokens as one lower triangle per head: programs in CUDA C++, in `triangle*.cu*` beside this.
 
 A warp shares its sums with nobody and keeps the gradient of the scores in its registers over all heads, which Triton
 cannot say. Derivation and costs: README.md.
@@ -24,6 +24,7 @@ ROW_BYTES = 144  # as in triangle.cuh, from row to row in shared memory
 MULTIPROCESSORS = 132  # to divide heads among programs: a constant, so that results do not depend on the GPU
 MULTIPROCESSOR_BYTES = 233_472  # of its shared memory, likewise; 1,024 of each program are not its own
 OVERHEAD_HEADS = 1.5  # what a program does before and after its heads, in heads
+SUMMING = 1.2  # by how much it takes longer to add up the results of several programs, too
 MAX_ERROR = 0.05  # of a program that is not broken: 3e-3 is usual, more where sums cancel
 
 
@@ -49,7 +50,9 @@ class Size(NamedTuple):
         rows, decays, room = tokens * ROW_BYTES, 2 * (16 * tokens + 16), self.warps * 8 * ROW_BYTES
         if not backward:
             return 2 * rows + decays + room
-        return 4 * rows + decays + room + self.warps * (512 * (self.blocks + 1) + 8 * tokens)
+        scores = self.blocks * (self.blocks + 1) // 2
+        reads = self.blocks * self.warps - self.warps * (self.warps - 1) // 2
+        return 4 * rows + decays + room + 512 * (scores + reads)
 
     def at_once(self, *, backward: bool) -> int:
         """How many run on a multiprocessor at the same time: as many warps as get the registers that each needs."""
@@ -62,6 +65,7 @@ def triangle_forward(
 ) -> Tensor:
     """y (B, L, H, P), dense; arguments as in `triton_forward.scan_forward`."""
     q, k, v = (_aligned(t) for t in (q, k, v))
+    skip = _numbers(skip)
     y = torch.empty(v.shape, dtype=v.dtype, device=v.device)
     shape, grid = _shape(q, v, num_reverse, Size(tiles.num_full), backward=False)
     _loaded(v.device.index, tiles.num_full)[0].launch(
@@ -75,6 +79,7 @@ def triangle_backward(
 ) -> tuple[Tensor, Tensor, Flows]:
     """Gradients of q and k (2, shares, B, L, G, N) and of v, dense; and the flows, of all tokens as one tile."""
     dy, q, k, v = (_aligned(t) for t in (dy, q, k, v))
+    skip = _numbers(skip)
     batch, _, num_heads, _ = v.shape
     shape, grid = _shape(q, v, num_reverse, Size(tiles.num_full), backward=True)
     dqk = torch.empty(2, shape.group_heads // shape.heads, *q.shape, dtype=q.dtype, device=q.device)
@@ -93,16 +98,19 @@ def _shape(q: Tensor, v: Tensor, num_reverse: int, size: Size, *, backward: bool
     batch, length, num_heads, _ = v.shape
     group_heads = num_heads // q.shape[2]
     at_once = MULTIPROCESSORS * size.at_once(backward=backward)
-    heads = share_of_heads(group_heads, programs=batch * q.shape[2], at_once=at_once)
+    heads = share_of_heads(group_heads, programs=batch * q.shape[2], at_once=at_once, summed=backward)
     return _Shape(length, num_heads, group_heads, num_heads - num_reverse, heads), (num_heads // heads, batch)
 
 
-def share_of_heads(group_heads: int, *, programs: int, at_once: int) -> int:
-    """How many heads of a group one program takes, so that all are done soonest; `programs` if it takes them all."""
+def share_of_heads(group_heads: int, *, programs: int, at_once: int, summed: bool) -> int:
+    """How many heads of a group one program takes, so that all are done soonest; `programs` if it takes them all.
+
+    `summed` says that the results of programs with one group must be added up.
+    """
 
     def time(heads: int) -> float:
         waves = -(-programs * (group_heads // heads) // at_once)
-        return waves * (heads + OVERHEAD_HEADS)
+        return waves * (heads + OVERHEAD_HEADS) * (SUMMING if summed and heads < group_heads else 1)
 
     divisors = (heads for heads in range(group_heads, 0, -1) if group_heads % heads == 0)
     return min(divisors, key=time)
@@ -118,6 +126,11 @@ def _aligned(tensor: Tensor) -> Tensor:
     if last == 1 and all(stride % 8 == 0 for stride in others) and tensor.data_ptr() % 16 == 0:
         return tensor
     return tensor.clone(memory_format=torch.contiguous_format)
+
+
+def _numbers(skip: Tensor) -> Tensor:
+    """One after the other in float32: a network as a whole may be in bfloat16."""
+    return skip.float().contiguous()
 
 
 @cache

@@ -15,7 +15,7 @@ MAX_LENGTH = 65_536
 PAIR_TAIL = 32  # tokens behind one tile that need no state between them
 BLOCK = 16  # tokens of a triangle's blocks
 TRIANGLE_SIZE = 64  # of P and N
-TRIANGLE_LENGTHS = range(33, 225)
+TRIANGLE_LENGTHS = range(33, 209)
 MAX_BATCH = 65_535  # of a grid's last axes
 WIDEST_SHARED_BYTES = 131_072  # float32 with 128 x 128 states, half of it in shared memory
 

@@ -19,19 +19,23 @@ constexpr int COPIES = (TOKENS + COPIED - 1) / COPIED;
 
 struct Lane {
   int warp, lane, group, column;  // row and half the column of the lane's first number in a fragment
-  int left, right;                // where it reads the next 16 x 16 numbers of a left factor, or of a right one, by rows
+  int left, right;                // where it reads 16 x 16 numbers of a left factor, or of a right one, by rows
   DEVICE Lane() {
     warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // so that the compiler knows that a warp agrees
-    lane = threadIdx.x % 32, group = lane / 4, column = lane % 4;
-    left = lane % 16 * ROW + lane / 16 * 16;
-    right = (lane / 16 * 8 + lane % 8) * ROW + lane / 8 % 2 * 16;
+    lane = threadIdx.x % 32, lane = kept(lane), group = lane / 4, column = lane % 4;
+    left = kept(lane % 16 * ROW + lane / 16 * 16);
+    right = kept((lane / 16 * 8 + lane % 8) * ROW + lane / 8 % 2 * 16);
   }
+  // Computed once: what goes by way of another lane is not computed again to save a register.
+  DEVICE int kept(int value) const { return __shfl_sync(~0u, value, lane); }
 };
 
-// 16 rows as the right factor of a product; loaded apart, so that other work hides the way.
-DEVICE void load_columns(const Lane& of, unsigned (&b)[4][4], const char* rows) {
+// What follows reads 16 rows of shared memory by where the lane begins: their address and `left` or `right`.
+
+// As the right factor of a product; loaded apart, so that other work hides the way.
+DEVICE void load_columns(unsigned (&b)[4][4], unsigned left) {
 #pragma unroll
-  for (int step = 0; step < 4; ++step) load_matrices_transposed(b[step], rows + of.left + step * 32);
+  for (int step = 0; step < 4; ++step) load_matrices_transposed(b[step], left + step * 32);
 }
 
 // tile (16 x 64) += A (16 x 16) times these rows.
@@ -42,29 +46,28 @@ DEVICE void multiply_columns(float (&tile)[8][4], const unsigned (&A)[4], const 
     multiply_add(tile[2 * step + 1], A, b[step][2], b[step][3]);
   }
 }
-DEVICE void multiply_rows(const Lane& of, float (&tile)[8][4], const unsigned (&A)[4], const char* rows) {
+DEVICE void multiply_rows(float (&tile)[8][4], const unsigned (&A)[4], unsigned left) {
   unsigned b[4][4];
-  load_columns(of, b, rows);
+  load_columns(b, left);
   multiply_columns(tile, A, b);
 }
 
-// tile (16 x 16) = A (16 x 64) times 16 rows, transposed; in two halves that need not wait for each other.
-DEVICE void multiply_by_rows(const Lane& of, float (&tile)[2][4], const unsigned (&A)[4][4], const char* rows) {
-  float half[2][2][4] = {};
+// tile (16 x 16) = A (16 x 64) times 16 rows, transposed.
+DEVICE void multiply_by_rows(float (&tile)[2][4], const unsigned (&A)[4][4], unsigned right) {
+#pragma unroll
+  for (int e = 0; e < 8; ++e) tile[e / 4][e % 4] = 0;
 #pragma unroll
   for (int step = 0; step < 4; ++step) {
     unsigned b[4];
-    load_matrices(b, rows + of.right + step * 32);
-    multiply_add(half[step % 2][0], A[step], b[0], b[1]);
-    multiply_add(half[step % 2][1], A[step], b[2], b[3]);
+    load_matrices(b, right + step * 32);
+    multiply_add(tile[0], A[step], b[0], b[1]);
+    multiply_add(tile[1], A[step], b[2], b[3]);
   }
-#pragma unroll
-  for (int e = 0; e < 8; ++e) tile[e / 4][e % 4] = half[0][e / 4][e % 4] + half[1][e / 4][e % 4];
 }
 
-DEVICE void load_rows(const Lane& of, unsigned (&A)[4][4], const char* rows) {
+DEVICE void load_rows(unsigned (&A)[4][4], unsigned left) {
 #pragma unroll
-  for (int step = 0; step < 4; ++step) load_matrices(A[step], rows + of.left + step * 32);
+  for (int step = 0; step < 4; ++step) load_matrices(A[step], left + step * 32);
 }
 
 // A 16 x 16 result as the left factor of the next product.
@@ -81,10 +84,34 @@ struct Decays {  // of all tokens of a head; as in the planes of `steps`, withou
   float decay[TOKENS], source[TOKENS], reads[TOKENS], sends[TOKENS], skip, unused[3];
 };
 
+// The decays of a block on the diagonal: none above it or, transposed, below it.
+template <bool TRANSPOSED>
+struct Diagonal {
+  float rows[2], columns[4], skips[2];
+  bool has[2], itself[2];  // in even and odd columns of the two 8 x 8 blocks that the diagonal crosses
+  DEVICE Diagonal(const Lane& of, const float* of_rows, const float* of_columns, float skip) {
+    of_columns += 2 * of.column;
+    rows[0] = of_rows[of.group], rows[1] = of_rows[of.group + 8];
+    columns[0] = of_columns[0], columns[1] = of_columns[1], columns[2] = of_columns[8], columns[3] = of_columns[9];
+#pragma unroll
+    for (int odd = 0; odd < 2; ++odd) {
+      int column = 2 * of.column + odd;
+      has[odd] = TRANSPOSED ? of.group <= column : column <= of.group;
+      itself[odd] = column == of.group;
+      skips[odd] = itself[odd] ? skip : 0;
+    }
+  }
+  DEVICE static bool crossed(int t, int e) { return t == e / 2; }
+  DEVICE static bool empty(int t, int e) { return TRANSPOSED ? t < e / 2 : t > e / 2; }
+  DEVICE bool is_itself(int t, int e) const { return crossed(t, e) && itself[e % 2]; }
+  DEVICE float decay(int t, int e) const {
+    const float row = rows[e / 2], column = columns[2 * t + e % 2];
+    if (crossed(t, e) ? !has[e % 2] : empty(t, e)) return 0;
+    return power_of_2(TRANSPOSED ? column - row : row - column);
+  }
+};
+
 constexpr int ROOM = 8 * ROW;  // of a warp, to turn its results into rows
-constexpr int SCORES = WARPS * (SLOTS + 2) * 32 * 16;
-constexpr int FORWARD_BYTES = 2 * BLOCKS * BLOCK + 2 * (int)sizeof(Decays) + WARPS * ROOM;
-constexpr int BACKWARD_BYTES = 2 * FORWARD_BYTES - 2 * (int)sizeof(Decays) - WARPS * ROOM + SCORES + 2 * WARPS * TOKENS * 4;
 
 struct Shape {
   int length, num_heads, group_heads, first_reverse, heads;  // `heads` to a program, all of one group
@@ -163,34 +190,49 @@ struct CopiedDecays {
   DEVICE void next() { from += TOKENS, skip += 1; }
 };
 
-// A 16 x 64 matrix in fragments to rows of 64 numbers, eight at a time by way of shared memory of the warp's own.
-DEVICE void store_rows(const Lane& of, char* room, const Rows<bf16>& rows, int block, int length,
-                       const float (&tile)[8][4]) {
-  bf16* to = rows.block(block) + of.lane / 8 * rows.step + of.lane % 8 * 8;
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-#pragma unroll
-    for (int t = 0; t < 8; ++t)
-      *(unsigned*)(room + of.group * ROW + t * 16 + of.column * 4) = pair(tile[t][2 * half], tile[t][2 * half + 1]);
-    __syncwarp();
-#pragma unroll
-    for (int turn = 0; turn < 2; ++turn) {
-      int row = of.lane / 8 + 4 * turn;
-      if (block * T + 8 * half + row < length) *(uint4*)to = *(const uint4*)(room + row * ROW + of.lane % 8 * 16);
-      to += 4 * rows.step;
-    }
-    __syncwarp();
+// 16 x 64 matrices in fragments to rows of 64 numbers, eight at a time by way of shared memory of the warp's own.
+struct Stored {
+  Rows<bf16> rows;
+  unsigned write;
+  int read, length;
+  DEVICE Stored(const Lane& of, bf16* to, const Strides& strides, const Program& here, int head, const char* room,
+                int length)
+      : rows(to, strides, here, head), length(length - of.lane / 8) {
+    rows.first += of.lane / 8 * rows.step + of.lane % 8 * 8;
+    write = of.kept(shared_address(room) + place_to_store(of.lane, ROW));
+    read = of.kept(int(room - shared_memory) + of.lane / 8 * ROW + of.lane % 8 * 16);
   }
-}
+  DEVICE void block(int block, const float (&tile)[8][4]) const {
+    bf16* to = rows.block(block);
+    const int left = length - block * T;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int t = 0; t < 8; t += 4) {
+        unsigned both[4];
+#pragma unroll
+        for (int m = 0; m < 4; ++m) both[m] = pair(tile[t + m][2 * half], tile[t + m][2 * half + 1]);
+        store_matrices(write + t * 16, both);
+      }
+      __syncwarp();
+#pragma unroll
+      for (int turn = 0; turn < 2; ++turn) {
+        if (8 * half + 4 * turn < left) *(uint4*)to = *(const uint4*)(shared_memory + read + 4 * turn * ROW);
+        to += 4 * rows.step;
+      }
+      __syncwarp();
+    }
+  }
+};
 
 // Columns of a 16 x 16 result, added up over its rows: four numbers of a lane, then eight lanes share the sums.
 DEVICE int place_of_reads(const Lane& of) { return of.lane / 16 * 8 + 2 * of.column + of.lane / 8 % 2; }
-DEVICE void note_reads(const Lane& of, float* to, const float (&reads)[4], bool add) {
+DEVICE void note_reads(const Lane& of, float* to, const float (&reads)[4]) {
   bool high = of.lane & 16, odd = of.lane & 8;
   float a = high ? reads[2] : reads[0], b = high ? reads[3] : reads[1];
   a += __shfl_xor_sync(~0u, high ? reads[0] : reads[2], 16);
   b += __shfl_xor_sync(~0u, high ? reads[1] : reads[3], 16);
   float sum = (odd ? b : a) + __shfl_xor_sync(~0u, odd ? a : b, 8);
   sum += __shfl_xor_sync(~0u, sum, 4);
-  if (!(of.lane & 4)) *to = add ? *to + sum : sum;
+  if (!(of.lane & 4)) *to = sum;
 }

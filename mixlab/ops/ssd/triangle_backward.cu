@@ -1,6 +1,15 @@
 // The gradients of triangle_forward. Transposed: rows are source tokens j, so that a warp sums up dv by itself, and the
 // gradient of the scores over all heads in its registers. What flows from j to i, value times gradient, is summed over i
 // for `sent` (4 numbers a token: to others and itself, its dy·v, 0, its dy·v) and over j, across warps, for `read`.
+DEVICE int column_of(int j) { return j * BLOCKS - j * (j - 1) / 2; }  // where column j of the triangle begins, in blocks
+
+constexpr int TRIANGLE = BLOCKS * (BLOCKS + 1) / 2 * 512;                                     // bytes, 16 of each lane
+constexpr int READS = (BLOCKS * WARPS - WARPS * (WARPS - 1) / 2) * 512;  // likewise: the columns of one side
+constexpr int BACKWARD_BYTES = 4 * BLOCKS * BLOCK + TRIANGLE + READS + 2 * (int)sizeof(Decays) + WARPS * ROOM;
+
+// Whether a slot is one of the short column's (side 1), which come last; the first half never are.
+DEVICE bool is_short(int warp, int slot) { return slot >= BLOCKS - WARPS && slot >= SLOTS - warp; }
+
 extern "C" __global__ void __launch_bounds__(THREADS, AT_ONCE)
     triangle_backward(const bf16* q, const bf16* k, const bf16* v, const bf16* dy, const float* steps,
                       const float* skips, bf16* dq, bf16* dk, bf16* dv, float* sent, float* read, Shape shape,
@@ -9,11 +18,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, AT_ONCE)
   Lane of;
   Program here(shape);
   char *first_half = shared_memory, *second_half = first_half + 2 * BLOCKS * BLOCK;  // each v, then dy
-  uint4* scores = (uint4*)(second_half + 2 * BLOCKS * BLOCK);  // (warp, slot, lane), as factors; in the end their gradient
-  Decays* decays = (Decays*)((char*)scores + SCORES);
-  float* partial = (float*)(decays + 2);  // (2, warp, token): what tokens read, by the warp of what they read
-  char* room = (char*)(partial + 2 * WARPS * TOKENS) + of.warp * ROOM;
-  uint4* own_scores = scores + of.warp * (SLOTS + 2) * 32 + of.lane;
+  uint4* scores = (uint4*)(second_half + 2 * BLOCKS * BLOCK) + of.lane;  // as factors; in the end their gradient
+  float4* reads_by_warp = (float4*)((char*)(scores - of.lane) + TRIANGLE) + of.lane;
+  Decays* decays = (Decays*)((char*)(reads_by_warp - of.lane) + READS);
+  const char* room = (char*)(decays + 2) + of.warp * ROOM;
   const int sides = of.warp < BLOCKS - 1 - of.warp ? 2 : 1;
 
   clear_ends(first_half, 4, shape.length);
@@ -28,13 +36,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, AT_ONCE)
     const int j = side ? BLOCKS - 1 - of.warp : of.warp;
     unsigned sources[4][4], factor[4];
     float tile[2][4];
-    load_rows(of, sources, second_half + j * BLOCK);
+    load_rows(sources, shared_address(second_half) + j * BLOCK + of.left);
 #pragma unroll 1
     for (int i = j; i < BLOCKS; ++i) {
-      multiply_by_rows(of, tile, sources, first_half + i * BLOCK);
+      multiply_by_rows(tile, sources, shared_address(first_half) + i * BLOCK + of.right);
       as_factor(factor, tile);
-      int slot = i == j ? SLOTS + side : side ? i - 1 : i - of.warp - 1;
-      own_scores[slot * 32] = make_uint4(factor[0], factor[1], factor[2], factor[3]);
+      scores[(column_of(j) + i - j) * 32] = make_uint4(factor[0], factor[1], factor[2], factor[3]);
     }
   }
   __syncthreads();
@@ -43,7 +50,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, AT_ONCE)
   const long long first = (long long)here.batch * shape.num_heads + here.first_head;
   Copied values(v, of_v, here, here.first_head, shape.length), gradients(dy, of_dy, here, here.first_head, shape.length);
   CopiedDecays its_decays(steps, plane, skips, shape, here);
-  Rows<bf16> dv_rows(dv, of_dy, here, here.first_head);
+  Stored dv_rows(of, dv, of_dy, here, here.first_head, room, shape.length);
+  float4* its_sent = (float4*)sent + first * TOKENS + of.group;
+  float* its_read = read + first * TOKENS + place_of_reads(of);
   values.to(first_half);
   gradients.to(first_half + BLOCKS * BLOCK);
   its_decays.to(decays);
@@ -54,72 +63,86 @@ extern "C" __global__ void __launch_bounds__(THREADS, AT_ONCE)
     const Decays* at = decays + n % 2;
     wait_for_groups();
     __syncthreads();  // this head is there, and the one before is done
-    if (n > 0) {
-      const float* sums = partial + (n - 1) % 2 * WARPS * TOKENS;
-      for (int token = threadIdx.x; token < TOKENS; token += THREADS) {
-        float sum = 0;
+    if (n > 0) {  // what tokens of the head before have read
+#pragma unroll 1
+      for (int i = of.warp; i < BLOCKS; i += WARPS) {
+        float sums[4] = {};
 #pragma unroll
-        for (int warp = 0; warp < WARPS; ++warp) sum += warp <= token / T ? sums[warp * TOKENS + token] : 0;
-        read[(first + n - 1) * TOKENS + token] = sum;
+        for (int warp = 0; warp < WARPS; ++warp) {
+          if (warp > i) continue;
+          const float4 more = reads_by_warp[(column_of(warp) + i - warp) * 32];
+          sums[0] += more.x, sums[1] += more.y, sums[2] += more.z, sums[3] += more.w;
+        }
+        note_reads(of, its_read + i * T, sums);
       }
+      its_read += TOKENS;
       if (n == shape.heads) break;
-    }
-    if (n + 1 < shape.heads) {
-      char* then = n % 2 ? first_half : second_half;
-      values.rows.next(), gradients.rows.next(), its_decays.next();
-      values.to(then);
-      gradients.to(then + BLOCKS * BLOCK);
-      its_decays.to(decays + (n + 1) % 2);
-      end_group();
+      __syncthreads();
     }
 #pragma unroll 1
     for (int side = 0; side < sides; ++side) {
       const int j = side ? BLOCKS - 1 - of.warp : of.warp;
-      float* sums_of_reads = partial + (n % 2 * WARPS + of.warp) * TOKENS + j * T + place_of_reads(of);
+      const int start = side ? 1 : of.warp + 1;  // slot s is the block i = start + s
+      if (n + 1 < shape.heads) {  // the next head is copied in two turns: one would fill the queue
+        char* then = n % 2 ? first_half : second_half;
+        if (side == 0) {
+          values.rows.next(), its_decays.next();
+          values.to(then);
+          its_decays.to(decays + (n + 1) % 2);
+        }
+        if (side == sides - 1) {
+          gradients.rows.next();
+          gradients.to(then + BLOCKS * BLOCK);
+          end_group();
+        }
+      }
+      const unsigned blocks_of_dy = shared_address(dnow);
       unsigned sources[4][4], weights[4], b[4][4];
-      float dvalues[8][4] = {}, tile[2][4], sums[2] = {}, same[2] = {}, reads[4] = {};
-      load_rows(of, sources, now + j * BLOCK);
-      const char* rows = dnow + j * BLOCK;
+      float dvalues[8][4] = {}, tile[2][4], sums[2] = {}, same[2] = {};
+      load_rows(sources, shared_address(now) + j * BLOCK + of.left);
+      float4* its_reads = reads_by_warp + (column_of(of.warp) - of.warp) * 32;  // by block
       {  // the block on the diagonal
-        multiply_by_rows(of, tile, sources, rows);
-        load_columns(of, b, rows);
-        const uint4 block = own_scores[(SLOTS + side) * 32];
+        const uint4 block = scores[column_of(j) * 32];
         const unsigned own[4] = {block.x, block.y, block.z, block.w};
-        const float* of_rows = &at->source[j * T + of.group];
-        const float* of_columns = &at->decay[j * T + 2 * of.column];
+        float4 so_far = make_float4(0, 0, 0, 0);
+        if (side) so_far = its_reads[j * 32];
+        float reads[4] = {so_far.x, so_far.y, so_far.z, so_far.w};
+        multiply_by_rows(tile, sources, blocks_of_dy + j * BLOCK + of.right);
+        load_columns(b, blocks_of_dy + j * BLOCK + of.left);
+        const Diagonal<true> diagonal(of, at->source + j * T, at->decay + j * T, at->skip);
 #pragma unroll
         for (int t = 0; t < 2; ++t)
 #pragma unroll
           for (int e = 0; e < 4; ++e) {
-            int row = of.group + e / 2 * 8, column = 8 * t + 2 * of.column + e % 2;
-            float decay = row <= column ? power_of_2(of_columns[8 * t + e % 2] - of_rows[e / 2 * 8]) : 0;
-            float weight = element(own, t, e) * decay, flow = tile[t][e] * weight, add = tile[t][e] * decay;
-            if (side) dscores[SLOTS + 1][t][e] += add;
-            else dscores[SLOTS][t][e] += add;
-            sums[e / 2] += flow, reads[2 * t + e % 2] += flow;
-            if (row == column) same[e / 2] += tile[t][e], weight += at->skip;
-            tile[t][e] = weight;
+            const float dweight = tile[t][e];
+            tile[t][e] = 0;
+            if (diagonal.empty(t, e)) continue;
+            const float decay = diagonal.decay(t, e), weight = element(own, t, e) * decay;
+            if (side) dscores[SLOTS + 1][t][e] += dweight * decay;
+            else dscores[SLOTS][t][e] += dweight * decay;
+            sums[e / 2] += dweight * weight, reads[2 * t + e % 2] += dweight * weight;
+            if (diagonal.is_itself(t, e)) same[e / 2] = dweight;
+            tile[t][e] = diagonal.crossed(t, e) ? weight + diagonal.skips[e % 2] : weight;
           }
         as_factor(weights, tile);
         multiply_columns(dvalues, weights, b);
+        its_reads[j * 32] = make_float4(reads[0], reads[1], reads[2], reads[3]);
       }
       float sends[2] = {at->sends[j * T + of.group], at->sends[j * T + of.group + 8]};
-      const float* of_columns = &at->reads[(j + 1) * T + 2 * of.column];
-      const float* whole = &at->reads[(j + 1) * T + T - 1];
-      rows += BLOCK;
-#pragma unroll
-      for (int slot = 0; slot < SLOTS; ++slot) {
-        if ((slot < SLOTS - of.warp) != (side == 0)) continue;
-        const uint4 block = own_scores[slot * 32];
+      const uint4* its_scores = scores + (column_of(j) + start - j) * 32;
+      const float *scales = at->reads + start * T + 2 * of.column, *whole = at->reads + start * T + T - 1;
+      const unsigned right = blocks_of_dy + start * BLOCK + of.right, left = blocks_of_dy + start * BLOCK + of.left;
+      its_reads += start * 32;
+      const auto take = [&](int slot) {
+        const uint4 block = its_scores[slot * 32];
         const unsigned own[4] = {block.x, block.y, block.z, block.w};
-        const float2 low = *(const float2*)of_columns, high = *(const float2*)(of_columns + 8);
-        const float between = *whole;
-        multiply_by_rows(of, tile, sources, rows);
-        load_columns(of, b, rows);
-        note_reads(of, sums_of_reads, reads, side);  // of the block before, while the product is on its way
-        rows += BLOCK, of_columns += T, whole += T, sums_of_reads += T;
-#pragma unroll
-        for (int e = 0; e < 4; ++e) reads[e] = 0;
+        const float2 low = *(const float2*)(scales + slot * T), high = *(const float2*)(scales + slot * T + 8);
+        const float between = whole[slot * T];
+        float4 so_far = make_float4(0, 0, 0, 0);
+        if (side) so_far = its_reads[slot * 32];
+        float reads[4] = {so_far.x, so_far.y, so_far.z, so_far.w};
+        multiply_by_rows(tile, sources, right + slot * BLOCK);
+        load_columns(b, left + slot * BLOCK);
 #pragma unroll
         for (int t = 0; t < 2; ++t)
 #pragma unroll
@@ -133,18 +156,25 @@ extern "C" __global__ void __launch_bounds__(THREADS, AT_ONCE)
         sends[0] *= between, sends[1] *= between;
         as_factor(weights, tile);
         multiply_columns(dvalues, weights, b);
+        its_reads[slot * 32] = make_float4(reads[0], reads[1], reads[2], reads[3]);
+      };
+      if (side == 0) {
+#pragma unroll
+        for (int slot = 0; slot < BLOCKS - WARPS; ++slot) take(slot);
       }
-      note_reads(of, sums_of_reads, reads, side);
-      store_rows(of, room, dv_rows, j, shape.length, dvalues);
+#pragma unroll
+      for (int slot = BLOCKS - WARPS; slot < SLOTS; ++slot)
+        if (is_short(of.warp, slot) == side) take(slot);
+      dv_rows.block(j, dvalues);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         sums[half] += __shfl_xor_sync(~0u, sums[half], 1), same[half] += __shfl_xor_sync(~0u, same[half], 1);
         sums[half] += __shfl_xor_sync(~0u, sums[half], 2), same[half] += __shfl_xor_sync(~0u, same[half], 2);
-        float4* to = (float4*)sent + (first + n) * TOKENS + j * T + of.group + 8 * half;
-        if (of.column == 0) *to = make_float4(sums[half], same[half], 0, same[half]);
+        if (of.column == 0) its_sent[j * T + 8 * half] = make_float4(sums[half], same[half], 0, same[half]);
       }
     }
-    dv_rows.next();
+    dv_rows.rows.next();
+    its_sent += TOKENS;
   }
 
   // dk = dscores q, and dq = dscoresᵀ k, whose blocks other warps have.
@@ -153,35 +183,38 @@ extern "C" __global__ void __launch_bounds__(THREADS, AT_ONCE)
   end_group();
 #pragma unroll
   for (int slot = 0; slot < SLOTS + 2; ++slot) {
+    const int side = slot < SLOTS ? is_short(of.warp, slot) : slot - SLOTS;
+    if (side >= sides) continue;
+    const int j = side ? BLOCKS - 1 - of.warp : of.warp;
+    const int below = slot < SLOTS ? slot + (side ? 1 : of.warp + 1) - j : 0;
     unsigned factor[4];
     as_factor(factor, dscores[slot]);
-    own_scores[slot * 32] = make_uint4(factor[0], factor[1], factor[2], factor[3]);
+    scores[(column_of(j) + below) * 32] = make_uint4(factor[0], factor[1], factor[2], factor[3]);
   }
   wait_for_groups();
   __syncthreads();
   const long long of_share = here.first_head % shape.group_heads / shape.heads * share;
-  const Rows<bf16> dq_rows(dq + of_share, of_dq, here, here.group), dk_rows(dk + of_share, of_dq, here, here.group);
+  const Stored dq_rows(of, dq + of_share, of_dq, here, here.group, room, shape.length);
+  const Stored dk_rows(of, dk + of_share, of_dq, here, here.group, room, shape.length);
 #pragma unroll 1
   for (int side = 0; side < sides; ++side) {
     const int j = side ? BLOCKS - 1 - of.warp : of.warp;
     float out[8][4] = {};
 #pragma unroll 1
     for (int i = j; i < BLOCKS; ++i) {
-      uint4 block = own_scores[(i == j ? SLOTS + side : side ? i - 1 : i - of.warp - 1) * 32];
+      const uint4 block = scores[(column_of(j) + i - j) * 32];
       const unsigned factor[4] = {block.x, block.y, block.z, block.w};
-      multiply_rows(of, out, factor, first_half + i * BLOCK);
+      multiply_rows(out, factor, shared_address(first_half) + i * BLOCK + of.left);
     }
-    store_rows(of, room, dk_rows, j, shape.length, out);
+    dk_rows.block(j, out);
 #pragma unroll
     for (int e = 0; e < 32; ++e) out[e / 4][e % 4] = 0;
 #pragma unroll 1
     for (int i = 0; i <= j; ++i) {  // now j reads, and i is the source
-      int side_of = i >= WARPS, warp = side_of ? BLOCKS - 1 - i : i;
-      int slot = i == j ? SLOTS + side_of : side_of ? j - 1 : j - warp - 1;
-      uint4 block = scores[(warp * (SLOTS + 2) + slot) * 32 + of.lane];
+      const uint4 block = scores[(column_of(i) + j - i) * 32];
       const unsigned factor[4] = {transposed(block.x), transposed(block.z), transposed(block.y), transposed(block.w)};
-      multiply_rows(of, out, factor, second_half + i * BLOCK);
+      multiply_rows(out, factor, shared_address(second_half) + i * BLOCK + of.left);
     }
-    store_rows(of, room, dq_rows, j, shape.length, out);
+    dq_rows.block(j, out);
   }
 }

@@ -1,4 +1,9 @@
 // y = triangle v, for every head of a program.
+constexpr int FORWARD_BYTES = 2 * BLOCKS * BLOCK + 2 * (int)sizeof(Decays) + WARPS * ROOM;
+
+// Whether a slot is one of the long row's (side 1), which come last; the last half always are.
+DEVICE bool is_long(int warp, int slot) { return slot >= WARPS - 1 || slot >= warp; }
+
 extern "C" __global__ void __launch_bounds__(THREADS, AT_ONCE)
     triangle_forward(const bf16* q, const bf16* k, const bf16* v, const float* steps, const float* skips, bf16* y,
                      Shape shape, long long plane, Strides of_q, Strides of_k, Strides of_v, Strides of_y) {
@@ -6,7 +11,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, AT_ONCE)
   Program here(shape);
   char *first_half = shared_memory, *second_half = first_half + BLOCKS * BLOCK;
   Decays* decays = (Decays*)(second_half + BLOCKS * BLOCK);
-  char* room = (char*)(decays + 2) + of.warp * ROOM;
+  const char* room = (char*)(decays + 2) + of.warp * ROOM;
   const int sides = of.warp < BLOCKS - 1 - of.warp ? 2 : 1;
 
   clear_ends(first_half, 2, shape.length);
@@ -19,17 +24,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, AT_ONCE)
 #pragma unroll 1
   for (int side = 0; side < sides; ++side) {
     const int i = side ? BLOCKS - 1 - of.warp : of.warp;
+    const unsigned keys = shared_address(second_half) + i * BLOCK + of.right;
     unsigned queries[4][4], factor[4];
     float tile[2][4];
-    load_rows(of, queries, first_half + i * BLOCK);
-    multiply_by_rows(of, tile, queries, second_half + i * BLOCK);
+    load_rows(queries, shared_address(first_half) + i * BLOCK + of.left);
+    multiply_by_rows(tile, queries, keys);
     as_factor(factor, tile);
 #pragma unroll
     for (int e = 0; e < 4; ++e) (side ? scores[SLOTS + 1][e] : scores[SLOTS][e]) = factor[e];
 #pragma unroll
     for (int slot = 0; slot < SLOTS; ++slot) {
-      if ((slot < of.warp) != (side == 0)) continue;
-      multiply_by_rows(of, tile, queries, second_half + ((side ? BLOCKS - 2 : of.warp - 1) - slot) * BLOCK);
+      if (is_long(of.warp, slot) != side) continue;
+      const int nearest = side ? of.warp : 0;
+      multiply_by_rows(tile, queries, keys - (slot + 1 - nearest) * BLOCK);
       as_factor(scores[slot], tile);
     }
   }
@@ -37,7 +44,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, AT_ONCE)
 
   Copied sources(v, of_v, here, here.first_head, shape.length);
   CopiedDecays its_decays(steps, plane, skips, shape, here);
-  Rows<bf16> out_rows(y, of_y, here, here.first_head);
+  Stored out_rows(of, y, of_y, here, here.first_head, room, shape.length);
   sources.to(first_half);
   its_decays.to(decays);
   end_group();
@@ -56,36 +63,30 @@ extern "C" __global__ void __launch_bounds__(THREADS, AT_ONCE)
 #pragma unroll 1
     for (int side = 0; side < sides; ++side) {
       const int i = side ? BLOCKS - 1 - of.warp : of.warp;
-      const float* of_rows = &at->decay[i * T + of.group];
-      const float* of_columns = &at->source[i * T + 2 * of.column];
-      float out[8][4] = {};
-      float tile[2][4];
+      float out[8][4] = {}, tile[2][4];
       unsigned weights[4], own[4], b[4][4];
-      load_columns(of, b, now + i * BLOCK);
+      load_columns(b, shared_address(now) + i * BLOCK + of.left);
 #pragma unroll
       for (int e = 0; e < 4; ++e) own[e] = side ? scores[SLOTS + 1][e] : scores[SLOTS][e];
+      const Diagonal<false> diagonal(of, at->decay + i * T, at->source + i * T, at->skip);
 #pragma unroll
       for (int t = 0; t < 2; ++t)
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-          int row = of.group + e / 2 * 8, column = 8 * t + 2 * of.column + e % 2;
-          float decay = power_of_2(of_rows[e / 2 * 8] - of_columns[8 * t + e % 2]);
-          tile[t][e] = column <= row ? element(own, t, e) * decay : 0;
-          if (column == row) tile[t][e] += at->skip;
+          tile[t][e] = diagonal.empty(t, e) ? 0 : element(own, t, e) * diagonal.decay(t, e);
+          if (diagonal.crossed(t, e)) tile[t][e] += diagonal.skips[e % 2];
         }
       as_factor(weights, tile);
       multiply_columns(out, weights, b);
+      // slot s is the block j = nearest - s
+      const int nearest = side ? BLOCKS - 2 : of.warp - 1;
+      const unsigned rows = shared_address(now) + nearest * BLOCK + of.left;
+      const float *sends = at->sends + nearest * T + 2 * of.column, *whole = at->reads + nearest * T + T - 1;
       float reads[2] = {at->reads[i * T + of.group], at->reads[i * T + of.group + 8]};
-      const char* rows = now + (i - 1) * BLOCK;
-      const float* sends = &at->sends[(i - 1) * T + 2 * of.column];
-      const float* whole = &at->reads[(i - 1) * T + T - 1];
-#pragma unroll
-      for (int slot = 0; slot < SLOTS; ++slot) {
-        if ((slot < of.warp) != (side == 0)) continue;
-        load_columns(of, b, rows);
-        float2 low = *(const float2*)sends, high = *(const float2*)(sends + 8);
-        float between = *whole;
-        rows -= BLOCK, sends -= T, whole -= T;
+      const auto take = [&](int slot) {
+        const float2 low = *(const float2*)(sends - slot * T), high = *(const float2*)(sends - slot * T + 8);
+        const float between = whole[-slot * T];
+        load_columns(b, rows - slot * BLOCK);
 #pragma unroll
         for (int t = 0; t < 2; ++t)
 #pragma unroll
@@ -96,9 +97,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, AT_ONCE)
         reads[0] *= between, reads[1] *= between;
         as_factor(weights, tile);
         multiply_columns(out, weights, b);
+      };
+#pragma unroll
+      for (int slot = 0; slot < WARPS - 1; ++slot)
+        if (is_long(of.warp, slot) == side) take(slot);
+      if (side == 1) {
+#pragma unroll
+        for (int slot = WARPS - 1; slot < SLOTS; ++slot) take(slot);
       }
-      store_rows(of, room, out_rows, i, shape.length, out);
+      out_rows.block(i, out);
     }
-    out_rows.next();
+    out_rows.rows.next();
   }
 }

@@ -1,7 +1,9 @@
 // CUDA C++ on a CPU, for tests: every thread of a block is a fiber, and those of a warp meet at each instruction that
 // they execute together. Copies that run ahead arrive only when a program waits for them.
 #pragma once
+#include <sys/mman.h>
 #include <ucontext.h>
+#include <unistd.h>
 
 #include <cmath>
 #include <cstdint>
@@ -110,24 +112,27 @@ static inline void multiply_add(float (&C)[4], const unsigned (&A)[4], unsigned 
     C[e] += (float)sum;
   }
 }
-static inline void load_any(unsigned (&to)[4], const void* row, bool transposed) {
-  uint64_t address = (uint64_t)row;
-  unsigned words[2] = {(unsigned)address, (unsigned)(address >> 32)};
-  if (address % 16) { fprintf(stderr, "a row of a matrix is not aligned\n"); abort(); }
+static inline unsigned shared_address(const void* at) { return (unsigned)((const char*)at - shared_memory); }
+static inline void load_any(unsigned (&to)[4], unsigned row, bool transposed) {
+  unsigned words[1] = {row};
+  if (row % 16) { fprintf(stderr, "a row of a matrix is not aligned\n"); abort(); }
   const auto& shown = show(words);
   int g = current % 32 / 4, c = current % 4;
   for (int m = 0; m < 4; ++m) {
     bf16 both[2];
     for (int e = 0; e < 2; ++e) {
       int r = transposed ? 2 * c + e : g, column = transposed ? g : 2 * c + e;
-      const unsigned* shown_row = &shown[(8 * m + r) * 16];
-      both[e] = ((const bf16*)((uint64_t)shown_row[1] << 32 | shown_row[0]))[column];
+      both[e] = ((const bf16*)(shared_memory + shown[(8 * m + r) * 16]))[column];
     }
     to[m] = both[0] | both[1] << 16;
   }
 }
-static inline void load_matrices(unsigned (&to)[4], const void* row) { load_any(to, row, false); }
-static inline void load_matrices_transposed(unsigned (&to)[4], const void* row) { load_any(to, row, true); }
+static inline void load_matrices(unsigned (&to)[4], unsigned row) { load_any(to, row, false); }
+static inline void load_matrices_transposed(unsigned (&to)[4], unsigned row) { load_any(to, row, true); }
+static inline int place_to_store(int lane, int row_bytes) { return lane / 4 * row_bytes + lane % 4 * 4; }
+static inline void store_matrices(unsigned place, const unsigned (&from)[4]) {
+  for (int m = 0; m < 4; ++m) memcpy(shared_memory + place + 16 * m, &from[m], 4);
+}
 
 static inline unsigned transposed(unsigned matrix) {
   unsigned words[1] = {matrix};
@@ -158,6 +163,51 @@ static void run_fiber() {
   swapcontext(&fibers[current].context, &scheduler);
 }
 
+// Which threads run first; results that depend on it are races. Where it is not EVENLY, each warp runs on until the whole
+// block must meet, and only then the next one.
+enum Order { EVENLY, FIRST_AHEAD, LAST_AHEAD };
+static Order order = EVENLY;
+
+// Whether any of the threads that may run has: forwards or backwards.
+static inline bool run_threads(unsigned begin, unsigned end) {
+  bool busy = false;
+  for (unsigned i = begin; i < end; ++i) {
+    unsigned me = order == LAST_AHEAD ? end - 1 - (i - begin) : i;
+    if (fibers[me].done) continue;
+    busy = true;
+    threadIdx.x = current = me;
+    swapcontext(&scheduler, &fibers[me].context);
+  }
+  return busy;
+}
+static inline bool run_warp(unsigned warp) {  // until it waits for others
+  bool busy = false;
+  for (;;) {
+    unsigned meetings = warps[warp].round, arrived = warps[warp].arrived;
+    if (!run_threads(32 * warp, 32 * warp + 32)) return busy;
+    busy = true;
+    if (warps[warp].round == meetings && warps[warp].arrived == arrived) return busy;
+  }
+}
+static inline bool run_block(unsigned threads) {
+  if (order == EVENLY) return run_threads(0, threads);
+  bool busy = false;
+  for (unsigned w = 0; w < threads / 32; ++w) busy |= run_warp(order == LAST_AHEAD ? threads / 32 - 1 - w : w);
+  return busy;
+}
+
+// Memory that ends where a page begins that nobody may touch.
+static inline char* fenced_memory(size_t bytes) {
+  static char* end = nullptr;
+  constexpr size_t MOST = 1 << 20;
+  if (!end) {
+    char* area = (char*)mmap(nullptr, MOST + getpagesize(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (area == MAP_FAILED || mprotect(area + MOST, getpagesize(), PROT_NONE) || bytes % 16 || bytes > MOST) abort();
+    end = area + MOST;
+  }
+  return end - bytes;
+}
+
 static inline void launch(dim3 grid, unsigned threads, size_t shared_bytes, std::function<void()> kernel) {
   program = kernel;
   blockDim = {threads, 1, 1};
@@ -170,8 +220,7 @@ static inline void launch(dim3 grid, unsigned threads, size_t shared_bytes, std:
         warps.assign(threads / 32, Meeting());
         board.assign(threads / 32, {});
         barrier = Meeting();
-        std::unique_ptr<char[]> room(new char[shared_bytes + 64]);  // at its exact end, so that a checker sees overruns
-        shared_memory = (char*)(((uint64_t)room.get() + 63) / 64 * 64);
+        shared_memory = fenced_memory(shared_bytes);
         memset(shared_memory, 0xff, shared_bytes);
         for (auto& fiber : fibers) {
           fiber.stack.reset(new char[STACK]);
@@ -181,14 +230,6 @@ static inline void launch(dim3 grid, unsigned threads, size_t shared_bytes, std:
           fiber.context.uc_link = &scheduler;
           makecontext(&fiber.context, run_fiber, 0);
         }
-        for (bool busy = true; busy;) {
-          busy = false;
-          for (unsigned i = 0; i < threads; ++i) {
-            if (fibers[i].done) continue;
-            busy = true;
-            threadIdx.x = current = i;
-            swapcontext(&scheduler, &fibers[i].context);
-          }
-        }
+        while (run_block(threads)) {}
       }
 }

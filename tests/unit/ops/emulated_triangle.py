@@ -7,6 +7,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import IntEnum
 from functools import cache
 from pathlib import Path
 from unittest.mock import patch
@@ -23,16 +24,27 @@ SOURCES = Path(mixlab.__file__).parent / "ops" / "ssd"
 COMPILER = shutil.which("g++") or shutil.which("clang++")
 
 
+class Order(IntEnum):
+    """Which threads run ahead of others, as in cuda_on_cpu.h."""
+
+    EVENLY = 0
+    FIRST_AHEAD = 1
+    LAST_AHEAD = 2
+
+
 class EmulatedProgram:
     """As `mixlab.ops.cuda.program.Program`, on tensors of the CPU."""
 
+    order = Order.EVENLY
+
     def __init__(self, library: ctypes.CDLL, name: str) -> None:
-        self._run = getattr(library, name)
+        self._run, self._set_order = getattr(library, name), library.set_order
         self.threads = getattr(library, f"{name}_threads")()
         self.shared_bytes = getattr(library, f"{name}_bytes")()
 
     def launch(self, grid: tuple[int, int], *arguments: Argument) -> None:
         held, places = pack(arguments)
+        self._set_order(self.order)
         self._run(*grid, places)
         del held
 

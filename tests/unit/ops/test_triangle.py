@@ -20,7 +20,15 @@ pytest.importorskip("triton")
 from mixlab.ops.cuda.program import CompileError
 from mixlab.ops.ssd import cuda_triangle
 from mixlab.ops.ssd.cuda_triangle import Size, compile_triangle, share_of_heads, triangle_backward, triangle_forward
-from tests.unit.ops.emulated_triangle import COMPILER, emulated_programs, emulation, fenced, fenced_tensors
+from tests.unit.ops.emulated_triangle import (
+    COMPILER,
+    EmulatedProgram,
+    Order,
+    emulated_programs,
+    emulation,
+    fenced,
+    fenced_tensors,
+)
 from tests.unit.ops.launches import SHARED_BYTES, resources_of
 
 BLOCKS = range(TRIANGLE_LENGTHS[0] // BLOCK + 1, TRIANGLE_LENGTHS[-1] // BLOCK + 1)
@@ -79,10 +87,16 @@ def check(length: int, *, heads: int, groups: int, num_reverse: int, batch: int 
         assert error < slack * TOLERANCES[torch.bfloat16], f"{name} is off by {error:.1e}"
 
 
+@pytest.fixture
+def whole_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program takes all heads of a group, one after the other, however few programs there are."""
+    monkeypatch.setattr(cuda_triangle, "share_of_heads", lambda group_heads, **_: group_heads)
+
+
 @emulated
-@pytest.mark.parametrize("length", [33, 38, 48, 50, 64, 65, 80, 198, 208, 209, 224])
-def test_the_triangle_gives_the_recurrence_and_every_gradient(length: int) -> None:
-    check(length, heads=4, groups=2, num_reverse=2)
+@pytest.mark.parametrize("length", [33, 38, 48, 50, 64, 65, 80, 198, 208])
+def test_the_triangle_gives_the_recurrence_and_every_gradient(length: int, whole_groups: None) -> None:
+    check(length, heads=6, groups=2, num_reverse=3)
 
 
 @emulated
@@ -100,6 +114,25 @@ def test_extreme_steps_agree(strength: float) -> None:
 
 
 @emulated
+@pytest.mark.parametrize("length", [38, 80, 100])
+def test_no_result_depends_on_which_threads_run_first(
+    length: int, whole_groups: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiles, generator = Tiling(BLOCK, -(-length // BLOCK), 0), torch.Generator().manual_seed(0)
+    q, k, v, dy = (torch.randn(1, length, heads, 64, generator=generator).bfloat16() for heads in (1, 1, 3, 3))
+    steps = steps_of(torch.rand(1, length, 3, generator=generator), -torch.rand(3), tiles, 0)
+    results = []
+    for order in Order:
+        monkeypatch.setattr(EmulatedProgram, "order", order)
+        with emulation():
+            y = triangle_forward(q, k, v, steps, torch.ones(3), tiles, num_reverse=0)
+            dqk, dv, flows = triangle_backward(dy, q, k, v, steps, torch.ones(3), tiles, num_reverse=0)
+        results.append((y, dqk, dv, flows.sent, flows.read))
+    for other in results[1:]:
+        assert all(torch.equal(one, two) for one, two in zip(results[0], other, strict=True))
+
+
+@emulated
 def test_strided_rows_are_read_in_place_and_unaligned_ones_are_copied() -> None:
     tiles, generator = Tiling(BLOCK, 3, 0), torch.Generator().manual_seed(0)
     packed = torch.randn(2, 38, 6 * 64 + 4, generator=generator).bfloat16()
@@ -114,8 +147,20 @@ def test_strided_rows_are_read_in_place_and_unaligned_ones_are_copied() -> None:
 
 
 @emulated
+def test_a_network_in_half_precision_gives_its_skip_so() -> None:
+    tiles, generator = Tiling(BLOCK, 3, 0), torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 38, 2, 64, generator=generator).bfloat16() for _ in range(3))
+    steps = steps_of(torch.rand(1, 38, 2, generator=generator), -torch.rand(2), tiles, 1)
+    skip = torch.tensor([0.5, 0.0, -2.0, 0.0])[::2]
+    with emulation():
+        exact = triangle_forward(q, k, v, steps, skip.contiguous(), tiles, num_reverse=1)
+        for given in (skip, skip.bfloat16()):
+            assert torch.equal(triangle_forward(q, k, v, steps, given, tiles, num_reverse=1), exact)
+
+
+@emulated
 def test_the_sizes_that_python_knows_are_those_of_the_programs() -> None:
-    for blocks in (3, 5, 13, 14):
+    for blocks in (3, 5, 12, 13):
         for program, backward in zip(emulated_programs(blocks), (False, True), strict=True):
             assert program.threads == 32 * Size(blocks).warps
             assert program.shared_bytes == Size(blocks).shared_bytes(backward=backward)
@@ -133,7 +178,7 @@ def test_every_size_compiles_and_fits_into_registers_and_shared_memory(architect
         size = Size(blocks)
         warps = size.at_once(backward=name == "backward") * size.warps
         assert used.registers * 32 * warps <= 2**16, f"{name} of {blocks} blocks: {used}"
-        assert used.stack <= (0 if name == "forward" else 160), f"{name} of {blocks} blocks: {used}"
+        assert used.stack <= (16 if name == "forward" else 160), f"{name} of {blocks} blocks: {used}"
         assert size.shared_bytes(backward=name == "backward") <= SHARED_BYTES[90]
 
 
@@ -149,10 +194,12 @@ def test_an_error_of_the_compiler_says_what_is_wrong() -> None:
 def test_heads_are_divided_so_that_no_multiprocessor_waits_long() -> None:
     for group_heads in range(1, 49):
         for programs in (1, 2, 16, 128, 256, 1000):
-            assert group_heads % share_of_heads(group_heads, programs=programs, at_once=132) == 0
-    assert share_of_heads(24, programs=256, at_once=132) == 24  # two rounds of all heads: 97 % full
-    assert share_of_heads(24, programs=4, at_once=132) == 1
-    assert share_of_heads(24, programs=140, at_once=132) < 24  # not one round and a bit of another
+            assert group_heads % share_of_heads(group_heads, programs=programs, at_once=132, summed=True) == 0
+    assert share_of_heads(24, programs=256, at_once=132, summed=False) == 24  # two rounds of all heads: 97 % full
+    assert share_of_heads(24, programs=4, at_once=132, summed=True) == 1
+    assert share_of_heads(24, programs=140, at_once=132, summed=True) < 24  # not one round and a bit of another
+    for summed, heads in ((False, 8), (True, 24)):  # 76 heads' time instead of 76.5 is not worth a sum
+        assert share_of_heads(24, programs=1024, at_once=396, summed=summed) == heads
 
 
 def test_a_program_that_computes_something_else_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:

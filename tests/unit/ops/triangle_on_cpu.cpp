@@ -17,6 +17,7 @@ static void run(void (*kernel)(Arguments...), unsigned x, unsigned y, size_t byt
 }
 
 extern "C" {
+void set_order(int which) { order = (Order)which; }
 int forward_threads() { return THREADS; }
 int backward_threads() { return THREADS; }
 int forward_bytes() { return FORWARD_BYTES; }
