@@ -149,7 +149,7 @@ class Backbone(
             raise InputError(f"{self.name} cannot recompute activations; leave out activation_checkpointing")
 
     def set_keep_scans(self, enable: bool = True) -> None:
-        """Keep what each Mamba-2 scan makes for the backward pass, instead of making it again there."""
+        """Keep what each Mamba-2 scan reads and makes for the backward pass, instead of making it again there."""
         scans = [module for module in self.modules() if isinstance(module, Mamba2)]
         if enable and not scans:
             raise InputError(f"{self.name} has no Mamba-2 layers; leave out keep_scans")

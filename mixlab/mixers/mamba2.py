@@ -165,3 +165,12 @@ class Mamba2(TokenMixer):
             eps=self.norm_eps,
             keep_scan=self.keep_scan,
         )
+
+    def scan_bytes(self, x: Tensor) -> int:
+        """What `keep_scan` keeps of tokens x (B, L, D), about."""
+        kind = x.device.type
+        autocast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+        number = torch.get_autocast_dtype(kind).itemsize if autocast else x.element_size()
+        (directions, num_heads), inner = self.A_log.shape, self.norm_weight.shape[1]
+        steps = 5 * 4 * num_heads  # their planes, in float32
+        return x.shape[:2].numel() * directions * (2 * (inner + self.config.state) * number + steps)

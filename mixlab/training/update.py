@@ -19,6 +19,7 @@ from mixlab.errors import InputError, WorkError
 from mixlab.training.config import TrainConfig
 from mixlab.training.distributed import World
 from mixlab.training.exchange import StatisticsExchange
+from mixlab.training.kept_scans import KeptScans
 from mixlab.training.log import TAKEN
 from mixlab.training.optim import build_optimizer, clip_each_, gradients, parameter_groups, set_rates
 from mixlab.training.precision import Precise, autocast
@@ -26,7 +27,7 @@ from mixlab.training.recipe import BatchPart, Recipe, seed_all
 from mixlab.training.schedules import Course, check_schedule, cosine, learning_rate
 
 After = Callable[[], dict[str, Tensor]]
-WARM_UP = 3  # plain steps before a capture: kernels compile, libraries take their memory
+WARM_UP = 3  # plain steps before a capture: kernels compile, libraries take their memory, which shows what is left
 
 
 class Update:
@@ -44,6 +45,8 @@ class Update:
         self.course = course_of(config, steps_per_epoch)
         check_schedule(self.course, config.optim.decay)
         self.exchange_statistics = StatisticsExchange(recipe.network) if world.size > 1 else None
+        self.kept_scans = KeptScans(recipe.network) if _chooses_scans(config, world) else None
+        self.steps = 0
         self.captured: CapturedPass | None = None
         if world.device.type == "cuda" and config.graph is not False:
             why = reason_against_capture(recipe, config, world)
@@ -57,6 +60,10 @@ class Update:
     def __call__(self, passes: Sequence[AnyBatch], step: int) -> dict[str, Tensor]:
         """Train on one global batch. Returns metrics that are still on the device."""
         set_rates(self.optimizer, lr=self.lr(step), weight_decay=self.weight_decay(step))
+        if self.kept_scans is not None and self.steps == WARM_UP:
+            free_bytes, _ = torch.cuda.mem_get_info(self.world.device)
+            self.kept_scans.keep(free_bytes=free_bytes, num_passes=WARM_UP * len(passes))
+        self.steps += 1
         metrics = [self._forward_backward(batch, step, index, len(passes)) for index, batch in enumerate(passes)]
         if self.recipe.exchange is not None:
             self.recipe.exchange()
@@ -137,6 +144,12 @@ def reason_against_capture(recipe: Recipe, config: TrainConfig, world: World) ->
     if config.activation_checkpointing:
         return "activation_checkpointing=true"
     return None
+
+
+def _chooses_scans(config: TrainConfig, world: World) -> bool:
+    """Whether a run finds out by itself in which layers scans are kept."""
+    recorded = not (config.compile or config.activation_checkpointing)  # which keep nothing, or must not change
+    return config.keep_scans is None and world.device.type == "cuda" and recorded
 
 
 def _shared_norms(network: nn.Module) -> str:

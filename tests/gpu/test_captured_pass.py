@@ -70,6 +70,20 @@ def test_a_pass_is_captured_by_itself() -> None:
     assert train(recipe, graph=None)[0] == train(recipe, graph=True)[0]
 
 
+@pytest.mark.parametrize("graph", [True, False])
+def test_scans_are_kept_where_there_is_room_and_change_no_bit(graph: bool) -> None:
+    recipe = find_recipe("dino_dinovim_tiny64")
+    assert recipe.keep_scans is None
+    found, peaks = [], []
+    for keep in (None, False):
+        torch.cuda.reset_peak_memory_stats()
+        found.append(train(replace(recipe, keep_scans=keep), graph=graph))
+        peaks.append(torch.cuda.max_memory_allocated())
+    (losses, weights), (again, same) = found
+    assert losses == again and all(torch.equal(weights[key], same[key]) for key in weights)
+    assert graph or peaks[0] > peaks[1]  # what a graph holds is not allocated
+
+
 def distance(one: Weights, other: Weights) -> float:
     return sum((one[key].float() - other[key].float()).norm().item() ** 2 for key in one) ** 0.5
 

@@ -1,7 +1,6 @@
 """A Mamba-2 mixer, whole or behind its input projection: fused kernels for CUDA tensors, plain torch for the rest."""
 
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,7 +10,7 @@ from mixlab.ops.linear import linear_in_rows
 from mixlab.ops.mamba2 import reference
 from mixlab.ops.mamba2.in_place import mamba2_in_place, takes_mixer
 from mixlab.ops.operator import Operator
-from mixlab.ops.ssd.tiling import kernels_take
+from mixlab.ops.ssd.tiling import kernels_take, tiling
 
 # Numbers of an input whose steps autograd may keep: 240 MiB a layer; below, running twice costs more time.
 MAX_RECORDED = 3 * 2**20
@@ -44,8 +43,8 @@ def mamba2(
 ) -> Tensor:
     """From the input projection (B, L, 2E + 2N + heads or more) to the mixer's output (B, L, D).
 
-    On kernels, `keep_scan` keeps what the scan made for the backward pass, which otherwise makes it again: faster, for
-    memory (ssd/README.md).
+    On kernels, `keep_scan` keeps what the scan reads and makes for the backward pass, which otherwise makes it again:
+    faster, for memory (ssd/README.md).
     """
     parameters = (conv_weight, conv_bias, dt_bias, A_log, skip, norm_weight, out_weight)
     if not runs_kernels(projected, conv_weight, norm_weight, head_dim=head_dim):
@@ -73,28 +72,40 @@ def runs_kernels(projected: Tensor, conv_weight: Tensor, norm_weight: Tensor, *,
 def _forward(
     projected: Tensor, conv_weight: Tensor, conv_bias: Tensor, dt_bias: Tensor, A_log: Tensor, skip: Tensor,
     norm_weight: Tensor, out_weight: Tensor, head_dim: int, eps: float, keep_scan: bool,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    from mixlab.ops.mamba2.triton_mamba2 import mamba2_forward  # here: a machine without a GPU may have no Triton
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """The mixer's output; then its scan, or five empty tensors."""
+    from mixlab.ops.mamba2.triton_mamba2 import Scan, mamba2_forward  # here: a machine without a GPU may have no Triton
 
     tensors = (projected, conv_weight, conv_bias, dt_bias, A_log, skip, norm_weight, out_weight)
-    out, y = mamba2_forward(*tensors, head_dim=head_dim, eps=eps)
-    return out, y if keep_scan else projected.new_empty(0)
+    out, scan = mamba2_forward(*tensors, head_dim=head_dim, eps=eps)
+    return out, *(scan if keep_scan else Scan(*(projected.new_empty(0) for _ in Scan._fields)))
 
 
-def _fake(projected: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
-    _, _, _, A_log, _, _, out_weight, head_dim, _, keep_scan = others
-    y = projected.new_empty(*projected.shape[:2], A_log.numel(), head_dim) if keep_scan else projected.new_empty(0)
-    return projected.new_empty(*projected.shape[:2], out_weight.shape[0]), y
+def _fake(
+    projected: Tensor, conv_weight: Tensor, conv_bias: Tensor, dt_bias: Tensor, A_log: Tensor, skip: Tensor,
+    norm_weight: Tensor, out_weight: Tensor, head_dim: int, eps: float, keep_scan: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    batch, length, _ = projected.shape
+    directions, num_heads = A_log.shape[0], A_log.numel()
+    state = (conv_weight.shape[1] - norm_weight.shape[1]) // 2
+    tiles = tiling(projected, head_dim=head_dim, state=state)
+    keys, values = (batch, length, directions, state), (batch, length, num_heads, head_dim)
+    steps = (tiles.num_planes, batch, num_heads, tiles.padded)
+    q, k, v, y = (projected.new_empty(shape if keep_scan else 0) for shape in (keys, keys, values, values))
+    kept_steps = projected.new_empty(steps, dtype=torch.float32) if keep_scan else projected.new_empty(0)
+    return projected.new_empty(batch, length, out_weight.shape[0]), q, k, v, kept_steps, y
 
 
 def _backward(
     dout: Tensor, projected: Tensor, conv_weight: Tensor, conv_bias: Tensor, dt_bias: Tensor, A_log: Tensor,
-    skip: Tensor, norm_weight: Tensor, out_weight: Tensor, y: Tensor, head_dim: int, eps: float,
+    skip: Tensor, norm_weight: Tensor, out_weight: Tensor, q: Tensor, k: Tensor, v: Tensor, steps: Tensor, y: Tensor,
+    head_dim: int, eps: float,
 ) -> list[Tensor]:  # fmt: skip
-    from mixlab.ops.mamba2.triton_mamba2 import mamba2_backward
+    from mixlab.ops.mamba2.triton_mamba2 import Scan, mamba2_backward
 
     tensors = (projected, conv_weight, conv_bias, dt_bias, A_log, skip, norm_weight, out_weight)
-    return mamba2_backward(dout, *tensors, y, head_dim=head_dim, eps=eps)
+    kept = Scan(q, k, v, steps, y) if y.numel() else None
+    return mamba2_backward(dout, *tensors, kept, head_dim=head_dim, eps=eps)
 
 
 _mixer = Operator(
@@ -103,5 +114,8 @@ _mixer = Operator(
     fake=_fake,
     backward=_backward,
     fake_backward=lambda dout, *inputs: [t.new_empty(t.shape) for t in inputs[:8]],
-    keep=lambda *inputs_and_outputs: ((*inputs_and_outputs[:8], inputs_and_outputs[12]), inputs_and_outputs[8:10]),
+    keep=lambda *inputs_and_outputs: (
+        (*inputs_and_outputs[:8], *inputs_and_outputs[12:]),  # the last are the scan
+        inputs_and_outputs[8:10],
+    ),
 )

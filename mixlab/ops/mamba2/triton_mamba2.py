@@ -1,9 +1,10 @@
 """A Mamba-2 mixer on the GPU: convolution, scan, gate and norm, each one pass for both directions, then the output.
 
-For the backward pass the input is kept, and if wanted what the scan made of it; the rest runs again there.
+For the backward pass the input is kept, and if wanted what the scan reads and makes of it; the rest runs again there.
 """
 
 from contextlib import AbstractContextManager, nullcontext
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -12,34 +13,42 @@ from torch import Tensor
 from mixlab.ops.gated_norm.triton_gated_norm import gated_norm_backward, gated_norm_forward
 from mixlab.ops.mamba2.reference import split_projected
 from mixlab.ops.short_conv.triton_short_conv import short_conv_backward, short_conv_forward
-from mixlab.ops.ssd.tiling import tiling
+from mixlab.ops.ssd.tiling import Tiling, tiling
 from mixlab.ops.ssd.triton_backward import scan_backward
 from mixlab.ops.ssd.triton_forward import scan_forward, scan_states
 from mixlab.ops.ssd.triton_steps import make_steps, steps_backward
 
 
+class Scan(NamedTuple):
+    """What a scan reads, and the y that it makes."""
+
+    q: Tensor  # (B, L, R, N)
+    k: Tensor
+    v: Tensor  # (B, L, H, P), as y
+    steps: Tensor
+    y: Tensor
+
+
 def mamba2_forward(
     projected: Tensor, conv_weight: Tensor, conv_bias: Tensor, dt_bias: Tensor, A_log: Tensor, skip: Tensor,
     norm_weight: Tensor, out_weight: Tensor, *, head_dim: int, eps: float,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """From the input projection (B, L, 2E + 2N + heads or more) to the output (B, L, D) and the scan's (B, L, H, P)."""
+) -> tuple[Tensor, Scan]:  # fmt: skip
+    """From the input projection (B, L, 2E + 2N + heads or more) to the output (B, L, D), and its scan."""
     projected = projected.contiguous()
     gate, xkq, dt = split_projected(projected, conv_weight, dt_bias, norm_weight)
     tiles = tiling(projected, head_dim=head_dim, state=_state(xkq, A_log, head_dim))
-    num_reverse = A_log[1:].numel()
-    q, k, v = _scanned(xkq, conv_weight, conv_bias, A_log, head_dim)
-    steps = make_steps(dt, A_log.flatten(), tiles, num_reverse=num_reverse, bias=dt_bias.flatten())
-    y, _ = scan_forward(q, k, v, steps, skip.flatten(), tiles, num_reverse=num_reverse, keep_states=False)
-    inner = gated_norm_forward(y, gate, norm_weight, eps=eps)
+    parameters = (conv_weight, conv_bias, dt_bias, A_log, skip)
+    scan, _ = _scan(xkq, dt, *parameters, tiles, head_dim=head_dim, keep_states=False)
+    inner = gated_norm_forward(scan.y, gate, norm_weight, eps=eps)
     with _types_as_given(projected):
-        return F.linear(inner, out_weight.to(projected.dtype)), y
+        return F.linear(inner, out_weight.to(projected.dtype)), scan
 
 
 def mamba2_backward(
     dout: Tensor, projected: Tensor, conv_weight: Tensor, conv_bias: Tensor, dt_bias: Tensor, A_log: Tensor,
-    skip: Tensor, norm_weight: Tensor, out_weight: Tensor, y: Tensor, *, head_dim: int, eps: float,
+    skip: Tensor, norm_weight: Tensor, out_weight: Tensor, kept: Scan | None, *, head_dim: int, eps: float,
 ) -> list[Tensor]:  # fmt: skip
-    """Gradients of the projection and of all parameters, in their order and dtypes; an empty y is made again."""
+    """Gradients of the projection and of all parameters, in their order and dtypes; what was not kept is made again."""
     projected = projected.contiguous()
     dprojected = torch.empty(projected.shape, dtype=projected.dtype, device=projected.device)
     gate, xkq, dt = split_projected(projected, conv_weight, dt_bias, norm_weight)
@@ -47,13 +56,13 @@ def mamba2_backward(
     dprojected[..., dgate.shape[2] + dxkq.shape[2] + ddt.shape[2] :] = 0  # nothing where there is no padding
     tiles = tiling(projected, head_dim=head_dim, state=_state(xkq, A_log, head_dim))
     num_reverse = A_log[1:].numel()
-    A, bias, skips = A_log.flatten(), dt_bias.flatten(), skip.flatten()
-    q, k, v = _scanned(xkq, conv_weight, conv_bias, A_log, head_dim)
-    steps = make_steps(dt, A, tiles, num_reverse=num_reverse, bias=bias)
-    if y.numel():
-        states = scan_states(q, k, v, steps, skips, tiles, num_reverse=num_reverse)
+    skips = skip.flatten()
+    if kept is None:
+        parameters = (conv_weight, conv_bias, dt_bias, A_log, skip)
+        (q, k, v, steps, y), states = _scan(xkq, dt, *parameters, tiles, head_dim=head_dim, keep_states=True)
     else:
-        y, states = scan_forward(q, k, v, steps, skips, tiles, num_reverse=num_reverse, keep_states=True)
+        q, k, v, steps, y = kept
+        states = scan_states(q, k, v, steps, skips, tiles, num_reverse=num_reverse)
     with _types_as_given(projected):
         dinner = dout @ out_weight.to(dout.dtype)
         inner, dy, dnorm_weight = gated_norm_backward(dinner, y, gate, norm_weight, dgate, eps=eps)
@@ -61,7 +70,9 @@ def mamba2_backward(
     del y, inner, dinner
     dqk, dv, flows = scan_backward(dy, q, k, v, steps, skips, states, tiles, num_reverse=num_reverse)
     del dy, q, k, v, states
-    ddt_heads, sums = steps_backward(steps, flows, dt, A, tiles, num_reverse=num_reverse, bias=bias)
+    ddt_heads, sums = steps_backward(
+        steps, flows, dt, A_log.flatten(), tiles, num_reverse=num_reverse, bias=dt_bias.flatten()
+    )
     ddt_ways = ddt_heads.unflatten(2, A_log.shape).unbind(2)
     if len(ddt_ways) == 2:
         torch.add(*ddt_ways, out=ddt)  # one kernel, rounded once
@@ -70,8 +81,8 @@ def mamba2_backward(
     dconv = short_conv_backward(dv, dqk, xkq, conv_weight, conv_bias, dxkq)
     dA_log, dskip, ddt_bias = sums.unflatten(1, A_log.shape)
     gradients = (dconv[..., :-1], dconv[..., -1], ddt_bias, dA_log, dskip, dnorm_weight, dout_weight)
-    parameters = (conv_weight, conv_bias, dt_bias, A_log, skip, norm_weight, out_weight)
-    return [dprojected, *(g.to(p.dtype) for g, p in zip(gradients, parameters, strict=True))]
+    owners = (conv_weight, conv_bias, dt_bias, A_log, skip, norm_weight, out_weight)
+    return [dprojected, *(g.to(owner.dtype) for g, owner in zip(gradients, owners, strict=True))]
 
 
 def _types_as_given(projected: Tensor) -> AbstractContextManager[object]:
@@ -87,8 +98,16 @@ def _state(xkq: Tensor, A_log: Tensor, head_dim: int) -> int:
     return (xkq.shape[2] - A_log.shape[1] * head_dim) // 2
 
 
-def _scanned(xkq: Tensor, conv_weight: Tensor, conv_bias: Tensor, A_log: Tensor, head_dim: int) -> tuple[Tensor, ...]:
-    """q, k (B, L, R, N) and v (B, L, R heads, P) of all directions, from the raw projections."""
-    directions, state = A_log.shape[0], _state(xkq, A_log, head_dim)
-    v, k, q = short_conv_forward(xkq, conv_weight, conv_bias, state)
-    return q.unflatten(2, (directions, state)), k.unflatten(2, (directions, state)), v.unflatten(2, (-1, head_dim))
+def _scan(
+    xkq: Tensor, dt: Tensor, conv_weight: Tensor, conv_bias: Tensor, dt_bias: Tensor, A_log: Tensor, skip: Tensor,
+    tiles: Tiling, *, head_dim: int, keep_states: bool,
+) -> tuple[Scan, Tensor]:  # fmt: skip
+    """The scans of all directions from the raw projections; and their states, for the backward pass."""
+    directions, num_reverse = A_log.shape[0], A_log[1:].numel()
+    v, k, q = short_conv_forward(xkq, conv_weight, conv_bias, _state(xkq, A_log, head_dim))
+    q, k, v = q.unflatten(2, (directions, -1)), k.unflatten(2, (directions, -1)), v.unflatten(2, (-1, head_dim))
+    steps = make_steps(dt, A_log.flatten(), tiles, num_reverse=num_reverse, bias=dt_bias.flatten())
+    y, states = scan_forward(
+        q, k, v, steps, skip.flatten(), tiles, num_reverse=num_reverse, keep_states=keep_states
+    )  # fmt: skip
+    return Scan(q, k, v, steps, y), states

@@ -7,10 +7,13 @@ import torch
 
 from mixlab.backbones.zoo import create_model
 from mixlab.data.loader import Batch
+from mixlab.mixers.mamba2 import Mamba2, Mamba2Config
+from mixlab.ops.mamba2 import op as mamba2_op
 from mixlab.recipes import RECIPES
 from mixlab.training.config import TrainConfig
 from mixlab.training.dino import DinoRecipe
 from mixlab.training.distributed import World
+from mixlab.training.kept_scans import SHARE, KeptScans
 from mixlab.training.recipe import BatchPart, Recipe, TensorDropPath, compile_recipe, seed_all, seed_for
 from mixlab.training.settings import override
 from mixlab.training.update import Update
@@ -126,3 +129,36 @@ def test_a_pass_draws_other_numbers_than_its_batch_was_prepared_with(monkeypatch
     monkeypatch.setattr(DinoRecipe, "prepare", note)
     train_three_steps(setup, [images()])
     assert len(seeds) == 3 and all(dropped != cropped for dropped, cropped in seeds)
+
+
+def test_as_many_layers_keep_their_scans_as_there_is_room_for() -> None:
+    setup = config("dino_dinovim_tiny64")
+    recipe = setup.method.build(create_model(setup.model.name, **setup.model.fields), num_classes=4, total_steps=4,
+                                steps_per_epoch=2)  # fmt: skip
+    mixers = [module for module in recipe.network.modules() if isinstance(module, Mamba2)]
+    views = [torch.zeros(num, 8, 3, side, side) for num, side in ((2, 32), (2, 16))]  # as the settings above have them
+    seen: list[int] = []  # tokens of each call
+    with mixers[0].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].shape[:2].numel())):
+        recipe.network(views)
+    assert len(seen) == 2
+    layer = mixers[0].scan_bytes(torch.zeros(1, sum(seen), 32))
+    for free_layers, kept in ((0.9, [False, False]), (1.5, [True, False]), (2.0, [True, True])):
+        scans = KeptScans(recipe.network)
+        for _ in range(3):
+            recipe.teacher(views)
+            with torch.no_grad():
+                recipe.network(views)  # nothing is kept of these two
+            recipe.network(views)
+        scans.keep(free_bytes=int(layer * free_layers / SHARE), num_passes=3)
+        assert [mixer.keep_scan for mixer in mixers] == kept
+        assert not any(mixer._forward_pre_hooks for mixer in mixers)
+
+
+@pytest.mark.parametrize(("fields", "length"), [({}, 38), ({"head_dim": 16, "state": 16}, 200)])
+def test_a_mixer_knows_what_its_scan_takes(fields: dict[str, int], length: int) -> None:
+    mixer = create_model("dinovim_tiny", depth=1).layer_modules[0].mixer if not fields else Mamba2(
+        Mamba2Config(**fields), dim=64, depth=1)  # fmt: skip
+    parameters = (mixer.conv_weight, mixer.conv_bias, mixer.dt_bias, mixer.A_log, mixer.skip, mixer.norm_weight)
+    x = torch.zeros(2, length, mixer.out_proj.out_features)
+    kept = mamba2_op._fake(mixer.in_proj(x), *parameters, mixer.out_proj.weight, mixer.config.head_dim, 1e-5, True)[1:]
+    assert mixer.scan_bytes(x) == pytest.approx(sum(part.nbytes for part in kept), rel=0.1)
