@@ -9,14 +9,8 @@
     dino_loss(student, targets, temperature=0.1).backward()        # then the optimiser's step
     centre.move(0.9)                                               # and the teacher's weights move to the student's
 
-The loss compares every view of the student with the teacher's targets of each other global view. With targets q_t and
-student logits s_v, the mean of -q_t · log softmax(s_v / τ) over pairs v ≠ t needs no loop over pairs, because a target
-sums to one and the rest is linear in it:
-
-    Σ_v n_v logsumexp(s_v / τ)  -  Σ_v (Q - [v < T] q_v) · s_v / τ,      Q = Σ_t q_t,   n_v = T - [v < T]
+The loss compares every view of the student with the teacher's targets of each other global view (`ops/view_entropy`).
 """
-
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +18,7 @@ from torch import Tensor, nn
 
 from mixlab.errors import InputError
 from mixlab.ops.linear import Linear
+from mixlab.ops.view_entropy.op import view_entropy
 from mixlab.training.distributed import largest_of_ranks, mean_over_ranks_
 
 
@@ -112,8 +107,7 @@ def dino_loss(student: Tensor, targets: Tensor, *, temperature: float) -> Tensor
     if student.shape[1:] != targets.shape[1:]:
         shapes = f"student {tuple(student.shape)} and targets {tuple(targets.shape)}"
         raise InputError(f"{shapes} differ in images or outputs; give both networks the same views and heads")
-    loss: Tensor = _CrossViewEntropy.apply(student, targets, temperature)
-    return loss
+    return view_entropy(student, targets, temperature=temperature)
 
 
 def teacher_targets(teacher: Tensor, centre: Tensor, *, temperature: float | Tensor) -> Tensor:
@@ -150,38 +144,3 @@ def koleo_loss(features: Tensor) -> Tensor:
         nearest = cosines.argmax(-1, keepdim=True).expand_as(unit)  # (V, B, D)
     distance = (unit - unit.gather(1, nearest)).norm(dim=-1)
     return -(distance + 1e-8).log().mean()
-
-
-class _CrossViewEntropy(torch.autograd.Function):
-    """Keeps the logits in their own precision and nothing else of their size until the backward pass."""
-
-    @staticmethod
-    def forward(ctx: Any, student: Tensor, targets: Tensor, temperature: float) -> Tensor:
-        num_views, num_images, _ = student.shape
-        num_targets = len(targets)
-        logits = student.to(targets.dtype) / temperature  # (V, B, K)
-        normaliser = logits.logsumexp(-1)  # (V, B)
-        pairs = _pairs_per_view(num_views, num_targets, normaliser)
-        agreement = (logits.sum(0) * targets.sum(0)).sum() - (logits[:num_targets] * targets).sum()
-        ctx.save_for_backward(student, targets, normaliser)
-        ctx.temperature = temperature
-        ctx.count = num_images * num_targets * (num_views - 1)
-        return ((pairs * normaliser).sum() - agreement) / ctx.count
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        student, targets, normaliser = ctx.saved_tensors
-        num_targets = len(targets)
-        gradient = student.to(targets.dtype).div(ctx.temperature).sub_(normaliser[..., None]).exp_()
-        gradient *= _pairs_per_view(len(student), num_targets, normaliser)[..., None]
-        gradient -= targets.sum(0)
-        gradient[:num_targets] += targets
-        gradient *= gradients[0] / (ctx.temperature * ctx.count)
-        return gradient.to(student.dtype), None, None
-
-
-def _pairs_per_view(num_views: int, num_targets: int, like: Tensor) -> Tensor:
-    """How many targets each view is compared with: all, but not its own, (V, 1)."""
-    pairs = torch.full((num_views, 1), float(num_targets), dtype=like.dtype, device=like.device)
-    pairs[:num_targets] -= 1
-    return pairs

@@ -12,6 +12,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -48,6 +49,8 @@ from mixlab.ops.silu_gate import reference as gate_reference
 from mixlab.ops.ssd import op as ssd_op
 from mixlab.ops.ssd.reference import ssd_recurrence
 from mixlab.ops.ssd.tiling import BLOCK, Tiling
+from mixlab.ops.view_entropy import op as entropy_op
+from mixlab.ops.view_entropy import triton_view_entropy
 from tests.tolerances import TOLERANCES, relative_error
 from tests.unit.ops.emulated_triangle import COMPILER, emulation
 from tests.unit.ops.interpreted_crops import crop_errors
@@ -323,6 +326,20 @@ def silu_gate_errors() -> Errors:
     return compare(gate_op._gate, gate_reference.silu_gate, [y, gate, torch.randn(41)])
 
 
+def entropy_errors(num_views: int, num_targets: int, num_images: int, num_outputs: int) -> Errors:
+    """The reference is the sum over pairs, as it is written; each program has 16 outputs."""
+    targets = torch.randn(num_targets, num_images, num_outputs).softmax(-1)
+
+    def over_pairs(student: Tensor) -> Tensor:
+        log_shares = (student / 0.1).log_softmax(-1)
+        pairs = [(v, t) for v in range(num_views) for t in range(num_targets) if v != t]
+        return -sum((targets[t].double() * log_shares[v]).sum(-1).mean() for v, t in pairs) / len(pairs)
+
+    with patch.object(entropy_op, "runs_kernels", lambda *_: True), patch.object(triton_view_entropy, "OUTPUTS", 16):
+        run = partial(entropy_op.view_entropy, targets=targets, temperature=0.1)
+        return compare(run, over_pairs, [torch.randn(num_views, num_images, num_outputs)])
+
+
 def depthwise_errors(
     batch: int, grid: tuple[int, int], channels: int, window: tuple[int, int], programs: int = 1056
 ) -> Errors:
@@ -427,6 +444,9 @@ def main() -> None:
         "add and RMSNorm": (add_norm_errors, (False,)),
         "add and LayerNorm": (add_norm_errors, (True,)),
         "bias, SiLU and gate": (silu_gate_errors, ()),
+        "cross-entropy of two views": (entropy_errors, (2, 2, 1, 16)),
+        "cross-entropy of five views, two of them global": (entropy_errors, (5, 2, 3, 41)),
+        "cross-entropy of three views with one target": (entropy_errors, (3, 1, 2, 7)),
         "registered operators": (registered_errors, ()),
     }
     report: dict[str, Errors | str] = {}

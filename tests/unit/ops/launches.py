@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import triton
@@ -29,6 +30,7 @@ from mixlab.ops.selective_scan import op as selective_op
 from mixlab.ops.silu_gate import op as gate_op
 from mixlab.ops.ssd import op as ssd_op
 from mixlab.ops.ssd.triton_launch import NUM_STAGES
+from mixlab.ops.view_entropy import op as entropy_op
 
 POINTERS = {
     torch.float32: "*fp32",
@@ -155,6 +157,12 @@ def add_norm(dtype: torch.dtype, *, centred: bool, width: int = 768) -> list[Lau
 def silu_gate(dtype: torch.dtype) -> list[Launch]:
     gate, y, bias = _empty(2, 144, 768, dtype=dtype).chunk(2, -1)[0], _empty(2, 144, 384, dtype=dtype), _empty(384)
     return _launches(lambda: gate_op._gate(y, gate, bias))
+
+
+def view_entropy(dtype: torch.dtype) -> list[Launch]:
+    student, targets = _empty(10, 64, 65_536, dtype=dtype), _empty(2, 64, 65_536).detach()
+    with patch.object(entropy_op, "runs_kernels", lambda *_: True):
+        return _launches(lambda: entropy_op.view_entropy(student, targets, temperature=0.1))
 
 
 def depthwise(

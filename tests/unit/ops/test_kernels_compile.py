@@ -59,6 +59,7 @@ def every_kernel() -> list[Launch]:
         *launches.add_norm(HALF, centred=True),
         *launches.add_norm(HALF, centred=False),
         *launches.silu_gate(HALF),
+        *launches.view_entropy(HALF),
         *launches.depthwise(HALF, grid=(4, 4)),
         *launches.depthwise(HALF, grid=(10, 10)),
         *launches.linear_attention(HALF, batch=64, length=198),
