@@ -4,16 +4,17 @@ from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from timm.layers import DropPath
+from timm.layers import DropPath, drop_path
 from torch import Tensor, nn
 from torch.fx import wrap
 from torch.utils.checkpoint import checkpoint
 
 from mixlab.mixers import Grid, MixerConfig, Mixing, TokenMixer
-from mixlab.ops.add_norm.op import add_norm
+from mixlab.ops.add_norm.op import Branch, Scaled, add_norm, adds_in_kernel, whole
 from mixlab.ops.linear import Linear
 
-wrap("add_norm")
+for leaf in ("add_norm", "dropped", "whole"):
+    wrap(leaf)
 NormKind = Literal["rms", "layer"]
 
 
@@ -33,7 +34,7 @@ class AddNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(dim))
         self.bias = nn.Parameter(torch.zeros(dim)) if kind == "layer" else None
 
-    def forward(self, branch: Tensor, stream: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, branch: Branch, stream: Tensor) -> tuple[Tensor, Tensor]:
         """(B, L, D) twice -> the new stream, and its norm in the dtype of the branch."""
         return add_norm(branch, stream, self.weight, self.bias, eps=self.eps)
 
@@ -45,11 +46,20 @@ class AddNorm(nn.Module):
 class Add(nn.Module):
     """In place of an `AddNorm` that was pruned, or whose norm is not wanted: the sum as it is."""
 
-    def forward(self, branch: Tensor, stream: Tensor) -> tuple[Tensor, Tensor]:
-        return branch + stream, branch + stream
+    def forward(self, branch: Branch, stream: Tensor) -> tuple[Tensor, Tensor]:
+        total = whole(branch) + stream
+        return total, total
 
     def normalise(self, tokens: Tensor) -> Tensor:
         return tokens
+
+
+def dropped(branch: Tensor, rate: float) -> Branch:
+    """Stochastic depth in training: without the branch in a share of the images, and more of it in the others."""
+    if not adds_in_kernel(branch):
+        return drop_path(branch, rate, training=True)
+    factors = torch.empty(len(branch), dtype=torch.float32, device=branch.device).bernoulli_(1 - rate)
+    return Scaled(branch, factors.div_(1 - rate))
 
 
 class MLP(nn.Module):
@@ -73,14 +83,18 @@ class LocalConv(nn.Module):
         self.conv = nn.Conv2d(dim, dim, kernel_size=3, padding=1, groups=dim, bias=False)
         self.norm = nn.BatchNorm2d(dim)
 
-    def forward(self, branch: Tensor, stream: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
+    def forward(self, branch: Branch, stream: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
+        branch = whole(branch)
         maps = (branch + stream).mT.unflatten(-1, grid)
         stream = F.gelu(self.norm(self.conv(maps))).flatten(2).mT.to(stream.dtype)
         return torch.zeros_like(branch), stream
 
 
 class Layer(nn.Module):
-    """The state between layers is (branch, stream); the residual stream proper is their sum."""
+    """The state between layers is (branch, stream); the residual stream proper is their sum.
+
+    In training on a GPU, a branch that stochastic depth drops in some images is `Scaled`: the next norm multiplies it.
+    """
 
     def __init__(
         self,
@@ -103,24 +117,29 @@ class Layer(nn.Module):
         self.local_conv = LocalConv(dim) if local_conv else None
         self.grad_checkpointing = False
 
-    def forward(self, branch: Tensor, stream: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
+    def forward(self, branch: Branch, stream: Tensor, grid: Grid) -> tuple[Branch, Tensor]:
         if self.grad_checkpointing:
             return checkpoint(self.step, branch, stream, grid, use_reentrant=False)
         return self.step(branch, stream, grid)
 
-    def step(self, branch: Tensor, stream: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
+    def step(self, branch: Branch, stream: Tensor, grid: Grid) -> tuple[Branch, Tensor]:
         return self.feed(*self.mix(branch, stream, grid), grid)
 
-    def mix(self, branch: Tensor, stream: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
+    def mix(self, branch: Branch, stream: Tensor, grid: Grid) -> tuple[Branch, Tensor]:
         stream, normed = self.norm(branch, stream)
-        return self.drop_path(self.mixer(normed, grid)), stream
+        return self._dropped(self.mixer(normed, grid)), stream
 
-    def feed(self, branch: Tensor, stream: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
+    def feed(self, branch: Branch, stream: Tensor, grid: Grid) -> tuple[Branch, Tensor]:
         if self.mlp is not None and self.mlp_norm is not None:
             stream, normed = self.mlp_norm(branch, stream)
-            branch = self.drop_path(self.mlp(normed))
+            branch = self._dropped(self.mlp(normed))
         return (branch, stream) if self.local_conv is None else self.local_conv(branch, stream, grid)
 
-    def mixing(self, branch: Tensor, stream: Tensor, grid: Grid) -> Mixing:
+    def _dropped(self, branch: Tensor) -> Branch:
+        if isinstance(self.drop_path, DropPath) and self.training:
+            return dropped(branch, self.drop_path.drop_prob)
+        return self.drop_path(branch)  # of another kind, or none
+
+    def mixing(self, branch: Branch, stream: Tensor, grid: Grid) -> Mixing:
         """The mixing that this layer makes from its input."""
         return self.mixer.prepare(self.norm(branch, stream)[1], grid)[0]

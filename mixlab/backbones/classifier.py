@@ -11,6 +11,7 @@ from timm.models._pretrained import PretrainedCfg
 from torch import Tensor, nn
 
 from mixlab.errors import InputError
+from mixlab.ops.add_norm.op import whole
 
 if TYPE_CHECKING:
     from mixlab.backbones.isotropic import Isotropic, IsotropicConfig
@@ -151,7 +152,7 @@ class IsotropicClassifier(nn.Module):
         ):
             branch, stream = layer(*backbone.turned(branch, stream, grid), grid)
             if index in taken:
-                tokens = backbone.final_norm(branch, stream)[1] if norm else branch + stream
+                tokens = backbone.final_norm(branch, stream)[1] if norm else whole(branch) + stream
                 features = backbone.layout.split(tokens, grid)
                 patches = (
                     features.patches.permute(0, 3, 1, 2) if output_fmt == "NCHW" else features.patches.flatten(1, 2)

@@ -24,6 +24,7 @@ from mixlab.backbones.tokens import Features, TokenEmbedding, TokenLayout, check
 from mixlab.errors import InputError
 from mixlab.mixers import MIXERS, Grid, MixerConfig, Mixing
 from mixlab.mixers.mixer import check_mixer, check_sizes
+from mixlab.ops.add_norm.op import Branch, whole
 from mixlab.ops.precision import at_least_float32
 from mixlab.plugins import is_ours
 from mixlab.run.codec import from_json, to_json
@@ -200,7 +201,7 @@ class Isotropic(Backbone):
             if source == "branch":
                 mixed, stream = layer.mix(branch, stream, grid)
                 branch, stream = layer.feed(mixed, stream, grid)
-                chosen = last.normalise(mixed) if index in wanted else None
+                chosen = last.normalise(whole(mixed)) if index in wanted else None
             else:  # as a whole: checkpointed, compiled and sharded layers are whole modules
                 branch, stream = layer(branch, stream, grid)
                 chosen = last(branch, stream)[1] if index in wanted else None
@@ -268,16 +269,17 @@ class Isotropic(Backbone):
         learned = ("embed.tokens", "embed.token_positions", "embed.positions.table")
         return {name for name, _ in self.named_parameters() if name in learned}
 
-    def turned(self, branch: Tensor, stream: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
+    def turned(self, branch: Branch, stream: Tensor, grid: Grid) -> tuple[Branch, Tensor]:
         """What a layer is given: branch and stream, turned by their positions in a rotary backbone."""
         if self.rotary is None:
             return branch, stream
+        branch = whole(branch)
         return torch.zeros_like(branch), self.rotary(branch + stream, grid)
 
     def _first(self, depth: int) -> Iterator[tuple[int, Layer]]:
         return enumerate(cast("Iterable[Layer]", self.layers[:depth]))
 
-    def start(self, images: Tensor) -> tuple[Tensor, Tensor, Grid]:
+    def start(self, images: Tensor) -> tuple[Branch, Tensor, Grid]:
         """An empty branch beside the embedded tokens, which begin the stream."""
         tokens, grid = self.embed(images)
         return torch.zeros_like(tokens), at_least_float32(tokens), grid

@@ -160,8 +160,9 @@ def test_the_same_input_gives_the_same_bits() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("width", [48, 128, 768])
 @pytest.mark.parametrize("centred", [False, True], ids=["RMSNorm", "LayerNorm"])
+@pytest.mark.parametrize("scaled", [False, True], ids=["all images", "one of three"])
 def test_add_and_norm_give_the_reference_and_every_gradient(
-    centred: bool, width: int, dtype: torch.dtype, poisoned: None
+    scaled: bool, centred: bool, width: int, dtype: torch.dtype, poisoned: None
 ) -> None:
     branch = torch.randn(3, 5, width, device="cuda").to(dtype)
     stream, weight = torch.randn(3, 5, width, device="cuda"), torch.randn(width, device="cuda")
@@ -169,8 +170,10 @@ def test_add_and_norm_give_the_reference_and_every_gradient(
     leaves = [t.requires_grad_() for t in (branch, stream, weight, *bias)]
     exact = [t.detach().double().requires_grad_() for t in leaves]
     no_bias = [None] * (not centred)
-    results = add_norm_op.add_norm(*leaves, *no_bias, eps=1e-5)
-    expected = add_norm_reference.add_norm(*exact, *no_bias, eps=1e-5)
+    factors = torch.tensor([0.0, 1.25, 0.0], device="cuda") if scaled else None
+    given = leaves[0] if factors is None else add_norm_op.Scaled(leaves[0], factors)
+    results = add_norm_op.add_norm(given, *leaves[1:], *no_bias, eps=1e-5)
+    expected = add_norm_reference.add_norm(*exact, *no_bias, factors, eps=1e-5)
     doutputs = [torch.randn_like(t) for t in results]
     gradients = torch.autograd.grad(results, leaves, doutputs)
     expected_gradients = torch.autograd.grad(expected, exact, [t.double() for t in doutputs])

@@ -15,13 +15,15 @@ from torch import Tensor
 
 @triton.jit
 def _add_norm_forward_kernel(
-    branch_ptr, stream_ptr, weight_ptr, bias_ptr, out_ptr, normed_ptr, D, eps,
-    CENTRED: tl.constexpr, BLOCK: tl.constexpr,
+    branch_ptr, stream_ptr, weight_ptr, bias_ptr, factors_ptr, out_ptr, normed_ptr, L, D, eps,
+    CENTRED: tl.constexpr, SCALED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * D
     d = tl.arange(0, BLOCK)
     inside = d < D
     branch = tl.load(branch_ptr + row + d, mask=inside, other=0.0).to(tl.float32)
+    if SCALED:
+        branch *= tl.load(factors_ptr + tl.program_id(0) // L)
     stream = tl.load(stream_ptr + row + d, mask=inside, other=0.0).to(tl.float32) + branch
     weight = tl.load(weight_ptr + d, mask=inside, other=0.0).to(tl.float32)
     tl.store(out_ptr + row + d, stream, mask=inside)
@@ -35,8 +37,8 @@ def _add_norm_forward_kernel(
 
 @triton.jit(do_not_specialize=["num_rows"])
 def _add_norm_backward_kernel(
-    dout_ptr, dnormed_ptr, stream_ptr, weight_ptr, dbranch_ptr, dstream_ptr, dvectors_ptr, num_rows, D, eps,
-    CENTRED: tl.constexpr, BLOCK: tl.constexpr,
+    dout_ptr, dnormed_ptr, stream_ptr, weight_ptr, factors_ptr, dbranch_ptr, dstream_ptr, dvectors_ptr, num_rows, L, D,
+    eps, CENTRED: tl.constexpr, SCALED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     d = tl.arange(0, BLOCK)
     inside = d < D
@@ -69,24 +71,27 @@ def _add_norm_backward_kernel(
             along -= tl.sum(dunit, 0) / D
         dstream = dout + scale * along
         tl.store(dstream_ptr + row + d, dstream, mask=inside)
-        tl.store(dbranch_ptr + row + d, dstream.to(dbranch_ptr.dtype.element_ty), mask=inside)
+        dbranch = dstream
+        if SCALED:
+            dbranch = dstream * tl.load(factors_ptr + (first + below) // L)
+        tl.store(dbranch_ptr + row + d, dbranch.to(dbranch_ptr.dtype.element_ty), mask=inside)
     tl.store(dvectors_ptr + tl.program_id(0) * D + d, dweight, mask=inside)
     if CENTRED:
         tl.store(dvectors_ptr + (tl.num_programs(0) + tl.program_id(0)) * D + d, dbias, mask=inside)
 
 
 def add_norm_forward(
-    branch: Tensor, stream: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float
+    branch: Tensor, stream: Tensor, weight: Tensor, bias: Tensor | None, factors: Tensor | None, *, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """The sum in float32 and its norm in the dtype of the branch, both dense."""
+    """The sum in float32 and its norm in the dtype of the branch, both dense; factors in float32."""
     branch, stream = branch.contiguous(), stream.contiguous()
     width = branch.shape[-1]
     out = torch.empty(branch.shape, dtype=torch.float32, device=branch.device)
     normed = torch.empty(branch.shape, dtype=branch.dtype, device=branch.device)
     num_rows = branch.numel() // width
     _add_norm_forward_kernel[(num_rows,)](
-        branch, stream, weight, weight if bias is None else bias, out, normed, width, eps,
-        CENTRED=bias is not None, BLOCK=row_block(width), num_warps=row_warps(width),
+        branch, stream, weight, weight if bias is None else bias, factors, out, normed, branch.shape[1], width, eps,
+        CENTRED=bias is not None, SCALED=factors is not None, BLOCK=row_block(width), num_warps=row_warps(width),
     )  # fmt: skip
     return out, normed
 
@@ -96,6 +101,7 @@ def add_norm_backward(
     dnormed: Tensor | None,
     out: Tensor,
     weight: Tensor,
+    factors: Tensor | None,
     branch_dtype: torch.dtype,
     *,
     centred: bool,
@@ -111,8 +117,8 @@ def add_norm_backward(
     dbranch = torch.empty(out.shape, dtype=branch_dtype, device=out.device)
     dvectors = torch.empty(1 + centred, num_programs, width, dtype=torch.float32, device=out.device)
     _add_norm_backward_kernel[(num_programs,)](
-        dout, dnormed, out, weight, dbranch, dstream, dvectors, num_rows, width, eps,
-        CENTRED=centred, BLOCK=row_block(width), num_warps=row_warps(width),
+        dout, dnormed, out, weight, factors, dbranch, dstream, dvectors, num_rows, out.shape[1], width, eps,
+        CENTRED=centred, SCALED=factors is not None, BLOCK=row_block(width), num_warps=row_warps(width),
     )  # fmt: skip
     return [dbranch, dstream, *dvectors.sum(1).to(weight.dtype)]
 

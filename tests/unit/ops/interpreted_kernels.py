@@ -312,12 +312,13 @@ def add_norm_inputs(centred: bool) -> list[Tensor]:
     return [*torch.randn(2, 2, 3, 41), *torch.randn(1 + centred, 41)]
 
 
-def add_norm_errors(centred: bool) -> Errors:
-    no_bias = () if centred else (None,)
+def add_norm_errors(centred: bool, scaled: bool = False) -> Errors:
+    no_bias, factors = () if centred else (None,), torch.tensor([0.0, 1.25]) if scaled else None
     return compare(
-        lambda *inputs: add_norm_op._add_norm(*inputs, *no_bias, 1e-5),
-        lambda *inputs: add_norm_reference.add_norm(*inputs, *no_bias, eps=1e-5),
+        lambda *inputs: add_norm_op._add_norm(*inputs, *no_bias, factors, 1e-5),
+        lambda *inputs: add_norm_reference.add_norm(*inputs, *no_bias, factors, eps=1e-5),
         add_norm_inputs(centred),
+        smallest=1e-6,
     )
 
 
@@ -381,7 +382,8 @@ def registered_errors() -> Errors:
     torch.library.opcheck(
         mamba2_op._mixer.registered, (*mixer, 16, 1e-5, True), test_utils=("test_schema", "test_faketensor")
     )
-    torch.library.opcheck(add_norm_op._add_norm.registered, (*norm, None, 1e-5))
+    torch.library.opcheck(add_norm_op._add_norm.registered, (*norm, None, None, 1e-5))
+    torch.library.opcheck(add_norm_op._add_norm.registered, (*norm, None, torch.rand(2), 1e-5))
     gated = [torch.randn(*shape, requires_grad=True) for shape in ((1, 2, 5), (1, 2, 5), (5,))]
     torch.library.opcheck(gate_op._gate.registered, tuple(gated))
     scans, gate = torch.randn(1, 2, 2, 5, requires_grad=True), torch.randn(1, 2, 5, requires_grad=True)
@@ -443,6 +445,8 @@ def main() -> None:
         "mixer one way, in float32 under autocast": (autocast_errors, ()),
         "add and RMSNorm": (add_norm_errors, (False,)),
         "add and LayerNorm": (add_norm_errors, (True,)),
+        "add in one of two images and RMSNorm": (add_norm_errors, (False, True)),
+        "add in one of two images and LayerNorm": (add_norm_errors, (True, True)),
         "bias, SiLU and gate": (silu_gate_errors, ()),
         "cross-entropy of two views": (entropy_errors, (2, 2, 1, 16)),
         "cross-entropy of five views, two of them global": (entropy_errors, (5, 2, 3, 41)),

@@ -149,9 +149,10 @@ def mixer(
     return _launches(lambda: mamba2_op._mixer(projected, *parameters, width, 1e-5, keep_scan))
 
 
-def add_norm(dtype: torch.dtype, *, centred: bool, width: int = 768) -> list[Launch]:
+def add_norm(dtype: torch.dtype, *, centred: bool, scaled: bool = False, width: int = 768) -> list[Launch]:
     branch, stream, weight = _empty(2, 198, width, dtype=dtype), _empty(2, 198, width), _empty(width)
-    return _launches(lambda: add_norm_op._add_norm(branch, stream, weight, weight if centred else None, 1e-5)[1])
+    vectors = (weight, weight if centred else None, _empty(2).detach() if scaled else None)
+    return _launches(lambda: add_norm_op._add_norm(branch, stream, *vectors, 1e-5)[1])
 
 
 def silu_gate(dtype: torch.dtype) -> list[Launch]:

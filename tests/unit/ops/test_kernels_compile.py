@@ -58,6 +58,8 @@ def every_kernel() -> list[Launch]:
         *launches.gated_scans(HALF, scans=2, width=384),
         *launches.add_norm(HALF, centred=True),
         *launches.add_norm(HALF, centred=False),
+        *launches.add_norm(HALF, centred=True, scaled=True),
+        *launches.add_norm(HALF, centred=False, scaled=True),
         *launches.silu_gate(HALF),
         *launches.view_entropy(HALF),
         *launches.depthwise(HALF, grid=(4, 4)),
