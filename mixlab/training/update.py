@@ -60,9 +60,9 @@ class Update:
     def __call__(self, passes: Sequence[AnyBatch], step: int) -> dict[str, Tensor]:
         """Train on one global batch. Returns metrics that are still on the device."""
         set_rates(self.optimizer, lr=self.lr(step), weight_decay=self.weight_decay(step))
-        if self.kept_scans is not None and self.steps == WARM_UP:
+        if self.kept_scans is not None and self.steps == WARM_UP - 1:  # so that one plain step keeps them
             free_bytes, _ = torch.cuda.mem_get_info(self.world.device)
-            self.kept_scans.keep(free_bytes=free_bytes, num_passes=WARM_UP * len(passes))
+            self.kept_scans.keep(free_bytes=free_bytes, num_passes=self.steps * len(passes))
         self.steps += 1
         metrics = [self._forward_backward(batch, step, index, len(passes)) for index, batch in enumerate(passes)]
         if self.recipe.exchange is not None:
