@@ -18,6 +18,8 @@ from mixlab.ops.ssd.triton_pair import pair_backward
 from mixlab.ops.ssd.triton_steps import Flows
 from mixlab.ops.ssd.triton_tile import flows_inside
 
+SUM_BLOCK = 2048  # numbers that a program of `_sum_shares_kernel` adds up
+
 
 @triton.jit
 def _values_tile(
@@ -123,6 +125,18 @@ def _values_kernel(
         _values_tile(pointers, order, strides, tile * T, tile, LAST_T, N, P, False, PRECISION)
 
 
+@triton.jit
+def _sum_shares_kernel(parts_ptr, total_ptr, count, SHARES: tl.constexpr, BLOCK: tl.constexpr):
+    """Of q's gradient or k's, added up over programs with heads of one group and rounded once."""
+    which = tl.program_id(1).to(tl.int64)
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < count
+    total = tl.zeros((BLOCK,), tl.float32)
+    for share in tl.static_range(SHARES):
+        total += tl.load(parts_ptr + (which * SHARES + share) * count + at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(total_ptr + which * count + at, total.to(total_ptr.dtype.element_ty), mask=inside)
+
+
 def scan_backward(
     dy: Tensor, q: Tensor, k: Tensor, v: Tensor, steps: Tensor, skip: Tensor, states: Tensor, tiles: Tiling, *,
     num_reverse: int,
@@ -165,5 +179,12 @@ def scan_backward(
 
 
 def _summed(dqk: Tensor) -> Tensor:
-    """Over the shares of (2, shares, B, L, G, N)."""
-    return dqk.squeeze(1) if dqk.shape[1] == 1 else dqk.sum(1)
+    """Over the shares of (2, shares, B, L, G, N), dense."""
+    if dqk.shape[1] == 1:
+        return dqk.squeeze(1)
+    total = torch.empty(2, *dqk.shape[2:], dtype=dqk.dtype, device=dqk.device)
+    count = total[0].numel()
+    _sum_shares_kernel[(-(-count // SUM_BLOCK), 2)](
+        dqk, total, count, SHARES=dqk.shape[1], BLOCK=SUM_BLOCK, num_warps=8
+    )  # fmt: skip
+    return total
