@@ -59,7 +59,7 @@ def dropped(branch: Tensor, rate: float) -> Branch:
     if not adds_in_kernel(branch):
         return drop_path(branch, rate, training=True)
     factors = torch.empty(len(branch), dtype=torch.float32, device=branch.device).bernoulli_(1 - rate)
-    return Scaled(branch, factors.div_(1 - rate))
+    return Scaled(branch, factors.div_(1 - rate) if rate < 1 else factors)
 
 
 class MLP(nn.Module):

@@ -9,6 +9,7 @@ import torch
 from timm.models._features import feature_take_indices
 from timm.models._pretrained import PretrainedCfg
 from torch import Tensor, nn
+from torch.fx import wrap
 
 from mixlab.errors import InputError
 from mixlab.ops.add_norm.op import whole
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from mixlab.backbones.isotropic import Isotropic, IsotropicConfig
     from mixlab.backbones.staged import StagedConfig
 
+wrap("whole")
 POOLS = ("token", "avg", "max", "")
 
 

@@ -30,6 +30,7 @@ from mixlab.plugins import is_ours
 from mixlab.run.codec import from_json, to_json
 
 wrap("resize_positions")
+wrap("whole")
 wrap("at_least_float32")  # one step to torch.fx, which does not know dtypes while it traces
 
 

@@ -4,7 +4,7 @@ torch.compile needs an operator registered with torch, whose dispatch takes 0.1 
 kernels. So compiled calls take that one, and eager calls a plain `autograd.Function` around the same functions.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from typing import Any
@@ -37,8 +37,8 @@ class Operator:
 
     forward(*inputs) gives a tensor, or a tuple: `num_results` results, then what only the backward pass reads.
     keep(*inputs, *outputs) gives what the backward pass needs: the tensors, and everything else.
-    backward(*dresults, *tensors, *others) gives the gradients of all tensors among the inputs, in their shapes and
-    dtypes; where there are several results, the gradient of one may be None.
+    backward(*dresults, *tensors, *others) gives the gradients of all tensors among the inputs but those at the places
+    `constant`, in their shapes and dtypes; where there are several results, the gradient of one may be None.
     fake and fake_backward take the same arguments and give empty tensors of the same shapes, strides and dtypes.
     """
 
@@ -52,6 +52,7 @@ class Operator:
         fake_backward: Callable[..., list[Tensor]],
         keep: Callable[..., Kept],
         num_results: int = 1,
+        constant: Collection[int] = (),
     ) -> None:
         self.num_results = num_results
         forward, backward = on_their_device(forward), on_their_device(backward)
@@ -64,14 +65,14 @@ class Operator:
             ctx.save_for_backward(*tensors)
             ctx.mark_non_differentiable(*outputs[num_results:])
             ctx.set_materialize_grads(False)
-            ctx.is_tensor = [isinstance(given, Tensor) for given in inputs]
+            ctx.has_gradient = [isinstance(given, Tensor) and i not in constant for i, given in enumerate(inputs)]
 
         def differentiate(ctx: Any, run: Callable[..., list[Tensor]], dresults: tuple[Any, ...]) -> tuple[Any, ...]:
             dresults = dresults[:num_results]
             if all(dresult is None for dresult in dresults):
-                return (None,) * len(ctx.is_tensor)
+                return (None,) * len(ctx.has_gradient)
             gradients = iter(run(*dresults, *ctx.saved_tensors, *ctx.others))
-            return tuple(next(gradients) if is_tensor else None for is_tensor in ctx.is_tensor)
+            return tuple(next(gradients) if has_gradient else None for has_gradient in ctx.has_gradient)
 
         def refuse(ctx: Any, *_: Any) -> None:
             raise NotImplementedError(

@@ -36,8 +36,8 @@ def build_recipe(
         backbone = given if given is not None else config.model.build()
     if config.activation_checkpointing:
         backbone.set_grad_checkpointing()
-    if config.keep_scans:
-        backbone.set_keep_scans()
+    if config.keep_scans is not None:
+        backbone.set_keep_scans(config.keep_scans)
     architecture = check_can_be_rebuilt(backbone)  # now, and not when a week of training is to be exported
     with pieces or nullcontext():
         recipe = config.method.build(

@@ -5,8 +5,8 @@ each captures its own; `Recipe.exchange` averages their gradients after the last
 """
 
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,7 +45,7 @@ class Update:
         self.course = course_of(config, steps_per_epoch)
         check_schedule(self.course, config.optim.decay)
         self.exchange_statistics = StatisticsExchange(recipe.network) if world.size > 1 else None
-        self.kept_scans = KeptScans(recipe.network) if _chooses_scans(config, world) else None
+        self.kept_scans = KeptScans(recipe.network) if _chooses_scans(recipe, config, world) else None
         self.steps = 0
         self.captured: CapturedPass | None = None
         if world.device.type == "cuda" and config.graph is not False:
@@ -60,11 +60,9 @@ class Update:
     def __call__(self, passes: Sequence[AnyBatch], step: int) -> dict[str, Tensor]:
         """Train on one global batch. Returns metrics that are still on the device."""
         set_rates(self.optimizer, lr=self.lr(step), weight_decay=self.weight_decay(step))
-        if self.kept_scans is not None and self.steps == WARM_UP - 1:  # so that one plain step keeps them
-            free_bytes, _ = torch.cuda.mem_get_info(self.world.device)
-            self.kept_scans.keep(free_bytes=free_bytes, num_passes=self.steps * len(passes))
+        with self._choosing_scans(len(passes)):
+            metrics = [self._forward_backward(batch, step, index, len(passes)) for index, batch in enumerate(passes)]
         self.steps += 1
-        metrics = [self._forward_backward(batch, step, index, len(passes)) for index, batch in enumerate(passes)]
         if self.recipe.exchange is not None:
             self.recipe.exchange()
         norm = {} if "grad_norm" in metrics[0] else self.clip()
@@ -78,6 +76,18 @@ class Update:
         if len(metrics) > 1:
             mean = {name: torch.stack([part[name] for part in metrics]).mean() for name in mean}
         return {**mean, **norm, **self.recipe.after_update(part)}
+
+    @contextmanager
+    def _choosing_scans(self, num_passes: int) -> Iterator[None]:
+        """Around the passes of a step: the first two are watched, and one more is plain before a capture."""
+        if self.kept_scans is None or self.steps >= WARM_UP:
+            yield
+        elif self.steps < WARM_UP - 1:
+            with self.kept_scans.watching(num_passes):
+                yield
+        else:
+            self.kept_scans.keep(free_bytes=torch.cuda.mem_get_info(self.world.device)[0])
+            yield
 
     def clip(self) -> dict[str, Tensor]:
         """Each gradient by its own norm: a launch for every parameter, so a capture has them where it can."""
@@ -146,10 +156,10 @@ def reason_against_capture(recipe: Recipe, config: TrainConfig, world: World) ->
     return None
 
 
-def _chooses_scans(config: TrainConfig, world: World) -> bool:
-    """Whether a run finds out by itself in which layers scans are kept."""
+def _chooses_scans(recipe: Recipe, config: TrainConfig, world: World) -> bool:
+    """Whether a run finds out by itself in which layers scans are kept: not if later passes may take more memory."""
     recorded = not (config.compile or config.activation_checkpointing)  # which keep nothing, or must not change
-    return config.keep_scans is None and world.device.type == "cuda" and recorded
+    return config.keep_scans is None and world.device.type == "cuda" and recorded and recipe.static
 
 
 def _shared_norms(network: nn.Module) -> str:

@@ -78,11 +78,9 @@ def _backward(
     centred: bool,
     eps: float,
 ) -> list[Tensor]:
-    """Nobody asks for the gradient of the factors, which are drawn: it is zero."""
     from mixlab.ops.add_norm.triton_add_norm import add_norm_backward
 
-    gradients = add_norm_backward(dout, dnormed, out, weight, factors, branch_dtype, centred=centred, eps=eps)
-    return gradients if factors is None else [*gradients, torch.zeros_like(factors)]
+    return add_norm_backward(dout, dnormed, out, weight, factors, branch_dtype, centred=centred, eps=eps)
 
 
 def _fake_backward(
@@ -96,8 +94,7 @@ def _fake_backward(
     _: float,
 ) -> list[Tensor]:
     vectors = [weight.new_empty(weight.shape) for _ in range(1 + centred)]
-    drawn = [] if factors is None else [factors.new_empty(factors.shape)]
-    return [out.new_empty(out.shape, dtype=dtype), out.new_empty(out.shape), *vectors, *drawn]
+    return [out.new_empty(out.shape, dtype=dtype), out.new_empty(out.shape), *vectors]
 
 
 _add_norm = Operator(
@@ -111,4 +108,5 @@ _add_norm = Operator(
         (branch.dtype, bias is not None, eps),
     ),
     num_results=2,
+    constant=(4,),  # factors, which are drawn
 )

@@ -25,7 +25,7 @@ class CompileError(RuntimeError):
 def compile_program(name: str, sources: Sequence[Path], *, capability: tuple[int, int], **numbers: int) -> bytes:
     """The machine code of sources for GPUs of a compute capability, with `numbers` defined; needs no GPU."""
     compiler = _nvrtc()
-    text = "\n".join(f'#line 1 "{path.name}"\n{path.read_text()}' for path in (INSTRUCTIONS, *sources))
+    text = "\n".join(f'#line 1 "{path.name}"\n{path.read_text(encoding="utf-8")}' for path in (INSTRUCTIONS, *sources))
     options = [f"--gpu-architecture=sm_{capability[0]}{capability[1]}", "--std=c++17"]
     options += [f"-D{key}={number}" for key, number in numbers.items()]
     program = ctypes.c_void_p()

@@ -86,14 +86,16 @@ def _fake(
     norm_weight: Tensor, out_weight: Tensor, head_dim: int, eps: float, keep_scan: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     batch, length, _ = projected.shape
-    directions, num_heads = A_log.shape[0], A_log.numel()
-    state = (conv_weight.shape[1] - norm_weight.shape[1]) // 2
-    tiles = tiling(projected, head_dim=head_dim, state=state)
-    keys, values = (batch, length, directions, state), (batch, length, num_heads, head_dim)
-    steps = (tiles.num_planes, batch, num_heads, tiles.padded)
-    q, k, v, y = (projected.new_empty(shape if keep_scan else 0) for shape in (keys, keys, values, values))
-    kept_steps = projected.new_empty(steps, dtype=torch.float32) if keep_scan else projected.new_empty(0)
-    return projected.new_empty(batch, length, out_weight.shape[0]), q, k, v, kept_steps, y
+    keys: tuple[int, ...] = (0,)
+    values, planes, precise = keys, keys, projected.dtype
+    if keep_scan:
+        num_heads, state = A_log.numel(), (conv_weight.shape[1] - norm_weight.shape[1]) // 2
+        tiles = tiling(projected, head_dim=head_dim, state=state)
+        keys, values = (batch, length, A_log.shape[0], state), (batch, length, num_heads, head_dim)
+        planes, precise = (tiles.num_planes, batch, num_heads, tiles.padded), torch.float32
+    q, k, v, y = (projected.new_empty(shape) for shape in (keys, keys, values, values))
+    steps = projected.new_empty(planes, dtype=precise)
+    return projected.new_empty(batch, length, out_weight.shape[0]), q, k, v, steps, y
 
 
 def _backward(

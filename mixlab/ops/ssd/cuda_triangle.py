@@ -156,6 +156,8 @@ _verdicts: dict[tuple[int, int], bool] = {}
 
 def triangles_run(device: int, blocks: int) -> bool:
     """Whether triangles of so many blocks run on a GPU, and compute there what they should; warns, once, if not."""
+    if not torch.cuda.is_available():  # a fake tensor: nothing will run
+        return False
     if (device, blocks) not in _verdicts:
         if torch.cuda.is_current_stream_capturing():
             return False  # nothing can be compiled or checked now
@@ -193,10 +195,10 @@ def worst_error(blocks: int, device: torch.device) -> float:
     q, k, v, dy = (t.bfloat16() for t in (q, k, v, dy))
     dt, A, skip = draw(2, length, num_heads).abs() / 8, -draw(num_heads).exp(), draw(num_heads)
     tiles = Tiling(BLOCK, blocks, 0)
-    with torch.enable_grad():
-        exact = [t.double().requires_grad_() for t in (q, k, v, dt, A, skip)]
+    with torch.enable_grad():  # on the CPU, where it is exact in any mode of torch, and waits for no backward pass
+        exact = [t.cpu().double().requires_grad_() for t in (q, k, v, dt, A, skip)]
         expected = ssd_chunked(*exact, num_reverse=num_heads // 2)
-        gradients = torch.autograd.grad(expected, exact, dy.double())
+        gradients = torch.autograd.grad(expected, exact, dy.cpu().double())
     reverse = num_heads // 2
     steps = make_steps(dt, A, tiles, num_reverse=reverse)
     y = triangle_forward(q, k, v, steps, skip, tiles, num_reverse=reverse)
@@ -204,5 +206,5 @@ def worst_error(blocks: int, device: torch.device) -> float:
     ddt, sums = steps_backward(steps, flows, dt, A, tiles, num_reverse=reverse)
     found = (y, *dqk.sum(1), dv, ddt, *sums)
     pairs = zip(found, (expected, *gradients), strict=True)
-    errors = torch.stack([(one.double() - other.detach()).norm() / other.norm() for one, other in pairs]).detach()
+    errors = torch.stack([(one.cpu().double() - other).norm() / other.norm() for one, other in pairs]).detach()
     return float(errors.nan_to_num(torch.inf).max())

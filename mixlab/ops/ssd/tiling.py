@@ -59,8 +59,8 @@ class Tiling:
 
 def tiling(tokens: Tensor, *, head_dim: int, state: int) -> Tiling:
     """How the kernels take tokens (B, L, ...) of these sizes on their GPU."""
-    length = tokens.shape[1]
-    if _triangle_takes(tokens, head_dim, state):
+    length = int(tokens.shape[1])  # also where the compiler would rather not know it
+    if _triangle_takes(tokens, length, head_dim, state):
         return Tiling(BLOCK, -(-length // BLOCK), 0)
     return tiles_of(length, tokens.dtype)
 
@@ -88,13 +88,13 @@ def without_triangles() -> Iterator[None]:
         _triangles = kept
 
 
-def _triangle_takes(tokens: Tensor, head_dim: int, state: int) -> bool:
+def _triangle_takes(tokens: Tensor, length: int, head_dim: int, state: int) -> bool:
     fits = tokens.dtype == torch.bfloat16 and head_dim == state == TRIANGLE_SIZE
-    if not (_triangles and fits and tokens.is_cuda and tokens.shape[1] in TRIANGLE_LENGTHS):
+    if not (_triangles and fits and tokens.is_cuda and length in TRIANGLE_LENGTHS):
         return False
     from mixlab.ops.ssd.cuda_triangle import triangles_run  # here: a machine without a GPU may have no Triton
 
-    return triangles_run(tokens.device.index, -(-tokens.shape[1] // BLOCK))
+    return triangles_run(tokens.device.index, -(-length // BLOCK))
 
 
 def kernels_take(tokens: Tensor, *, head_dim: int, state: int) -> bool:

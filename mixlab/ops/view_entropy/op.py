@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from mixlab.ops.backend import kernels_run
-from mixlab.ops.operator import on_their_device
+from mixlab.ops.operator import Operator
 from mixlab.ops.view_entropy import reference
 
 DTYPES = (torch.float32, torch.bfloat16)  # of logits; targets are in float32
@@ -18,8 +18,9 @@ def view_entropy(student: Tensor, targets: Tensor, *, temperature: float) -> Ten
     """Logits (V, B, K) and targets (T, B, K) -> the mean over images and pairs (`reference.py`), a scalar. Only the
     logits get a gradient.
     """
-    entropy: Tensor = _ViewEntropy.apply(student, targets, temperature)
-    return entropy
+    run = _in_kernels if runs_kernels(student, targets) else _Plain.apply
+    total: Tensor = run(student, targets.detach(), temperature)
+    return total / (student.shape[1] * len(targets) * (len(student) - 1))
 
 
 def runs_kernels(student: Tensor, targets: Tensor) -> bool:
@@ -28,28 +29,23 @@ def runs_kernels(student: Tensor, targets: Tensor) -> bool:
     return fits and num_targets <= MAX_TARGETS and num_images <= MAX_IMAGES and kernels_run(student)
 
 
-class _ViewEntropy(torch.autograd.Function):
+class _Plain(torch.autograd.Function):
     """Keeps the logits in their own precision and nothing else of their size until the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, student: Tensor, targets: Tensor, temperature: float) -> Tensor:
-        ctx.kernels = runs_kernels(student, targets)
-        forward = _kernels_forward if ctx.kernels else reference.entropy_forward
-        total, normaliser = forward(student, targets, temperature)
+        total, normaliser = reference.entropy_forward(student, targets, temperature)
         ctx.save_for_backward(student, targets, normaliser)
         ctx.temperature = temperature
-        ctx.count = student.shape[1] * len(targets) * (len(student) - 1)
-        return total / ctx.count
+        return total
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         student, targets, normaliser = ctx.saved_tensors
-        backward = _kernels_backward if ctx.kernels else reference.entropy_backward
-        return backward(gradients[0] / ctx.count, student, targets, normaliser, ctx.temperature), None, None
+        return reference.entropy_backward(gradients[0], student, targets, normaliser, ctx.temperature), None, None
 
 
-@on_their_device
-def _kernels_forward(student: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+def _forward(student: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     from mixlab.ops.view_entropy.triton_view_entropy import (
         entropy_forward,
     )  # here: without a GPU there may be no Triton
@@ -57,10 +53,20 @@ def _kernels_forward(student: Tensor, targets: Tensor, temperature: float) -> tu
     return entropy_forward(student, targets, temperature)
 
 
-@on_their_device
-def _kernels_backward(
+def _backward(
     scale: Tensor, student: Tensor, targets: Tensor, normaliser: Tensor, temperature: float
-) -> Tensor:  # fmt: skip
+) -> list[Tensor]:  # fmt: skip
     from mixlab.ops.view_entropy.triton_view_entropy import entropy_backward
 
-    return entropy_backward(scale, student, targets, normaliser, temperature)
+    return [entropy_backward(scale, student, targets, normaliser, temperature)]
+
+
+_in_kernels = Operator(
+    "view_entropy",
+    forward=_forward,
+    fake=lambda student, targets, _: (targets.new_empty(()), targets.new_empty(student.shape[:2])),
+    backward=_backward,
+    fake_backward=lambda scale, student, *_: [student.new_empty(student.shape)],
+    keep=lambda student, targets, temperature, total, normaliser: ((student, targets, normaliser), (temperature,)),
+    constant=(1,),  # targets
+)

@@ -46,6 +46,7 @@ from mixlab.ops.short_conv import op as short_conv_op
 from mixlab.ops.short_conv import triton_short_conv
 from mixlab.ops.silu_gate import op as gate_op
 from mixlab.ops.silu_gate import reference as gate_reference
+from mixlab.ops.ssd import cuda_triangle
 from mixlab.ops.ssd import op as ssd_op
 from mixlab.ops.ssd.reference import ssd_recurrence
 from mixlab.ops.ssd.tiling import BLOCK, Tiling
@@ -200,6 +201,12 @@ def triangle_errors(length: int, groups: int, num_heads: int, num_reverse: int) 
             lambda *inputs: ssd_recurrence(*inputs, num_reverse=num_reverse),
             [(q / 4).bfloat16(), (k / 4).bfloat16(), v.bfloat16(), *others],
         )
+
+
+def self_check_errors() -> Errors:
+    """As before the first scan on a GPU."""
+    with emulation():
+        return {"worst": cuda_triangle.worst_error(3, torch.device("cpu")) * TOLERANCES[torch.float32] / 0.01}
 
 
 def in_bfloat16(run: Run, reference: Run, inputs: Sequence[Tensor], *, slack: float = 1.0) -> Errors:
@@ -384,6 +391,8 @@ def registered_errors() -> Errors:
     )
     torch.library.opcheck(add_norm_op._add_norm.registered, (*norm, None, None, 1e-5))
     torch.library.opcheck(add_norm_op._add_norm.registered, (*norm, None, torch.rand(2), 1e-5))
+    views, targets = torch.randn(3, 1, 7, requires_grad=True), torch.rand(2, 1, 7)
+    torch.library.opcheck(entropy_op._in_kernels.registered, (views, targets, 0.1))
     gated = [torch.randn(*shape, requires_grad=True) for shape in ((1, 2, 5), (1, 2, 5), (5,))]
     torch.library.opcheck(gate_op._gate.registered, tuple(gated))
     scans, gate = torch.randn(1, 2, 2, 5, requires_grad=True), torch.randn(1, 2, 5, requires_grad=True)
@@ -437,6 +446,7 @@ def main() -> None:
         **{name: (depthwise_errors, sizes) for name, sizes in DEPTHWISE.items()},
         **{name: (triangle_errors, sizes) for name, sizes in TRIANGLES.items() if COMPILER},
         **{name: (triangle_mixer_errors, sizes) for name, sizes in TRIANGLE_MIXERS.items() if COMPILER},
+        **({"self-check of a triangle": (self_check_errors, ())} if COMPILER else {}),
         "short convolution one way": (short_conv_errors, (1,)),
         "short convolution both ways": (short_conv_errors, (2,)),
         "mean of two scans under a gate": (gated_scans_errors, (2, True)),
