@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 import mixlab
+from mixlab.backbones import block
 from mixlab.ops.add_norm import op as add_norm_op
 from mixlab.ops.add_norm import reference as add_norm_reference
 from mixlab.ops.mamba2 import op as mamba2_op
@@ -218,3 +219,22 @@ def test_a_model_compiles_without_a_graph_break_and_agrees() -> None:
         eager = model(images)
         compiled = torch.compile(model, fullgraph=True, dynamic=False)(images)
     assert relative_error(compiled, eager.double()) < TOLERANCES[torch.bfloat16]
+
+
+@pytest.mark.parametrize("name", ["dinovim_tiny", "vit_tiny"])
+def test_the_kernel_that_adds_a_branch_drops_it_as_stochastic_depth_does(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    model = mixlab.create_model(name, dim=128, depth=3, patch=8, image=64, drop_path=0.5).cuda().train()
+    images, found = torch.randn(8, 3, 64, 64, device="cuda"), []
+    for apart in (False, True):
+        if apart:
+            monkeypatch.setattr(block, "adds_in_kernel", lambda branch: False)
+        torch.manual_seed(1)
+        model.zero_grad()
+        out = model(images)
+        out.square().sum().backward()
+        found.append([out.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)])
+    for multiplied, plain in zip(*found, strict=True):
+        assert relative_error(multiplied, plain.double()) < 10 * TOLERANCES[torch.float32]
