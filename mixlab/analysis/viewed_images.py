@@ -84,7 +84,13 @@ class ViewedImages:
             "fit": fit,
         }
         self._kept: dict[int, ImageBatch] = {}  # by number, where they are small
+        self._counts: dict[int, int] = {}  # images of each batch so far
         self._keeps = self.num_wanted * self.view.size**2 * 4 <= _CACHE_BYTES
+
+    @property
+    def num_read(self) -> int:
+        """How many there were, in whatever has been gone over."""
+        return sum(self._counts.values())
 
     def __iter__(self) -> Iterator[ImageBatch]:
         none = True
@@ -103,6 +109,7 @@ class ViewedImages:
             batch = next(fresh) if number in is_fresh else self._kept[number]  # whatever others have kept meanwhile
             if self._keeps:
                 self._kept[number] = batch
+            self._counts[number] = len(batch.names)
             if batch.names:
                 yield number, batch
 

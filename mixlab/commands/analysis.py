@@ -96,7 +96,7 @@ def run_analysis(analysis: Analysis, on: ViewedTargets, answer: Answer, options:
             content["exhibit"]["figures"] = found.save_pictures(folder, name)
         directory.write_result(name, content, dict(found.arrays))
     answer.table(
-        f"{found.title}: {images.num_wanted} image{'s' if images.num_wanted != 1 else ''} of {data}",
+        f"{found.title}: {images.num_read} image{'s' if images.num_read != 1 else ''} of {data}",
         found.columns,
         found.rows,
     )

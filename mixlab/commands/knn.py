@@ -44,7 +44,7 @@ def knn(
     ):
         if machine.world.is_first:
             features.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(RunLock(features))
+            stack.enter_context(RunLock(features, machine.say))
         splits = once_per_machine(machine.world, on.splits)
         for note in (*splits.notes(), *seen_labels(on.target, splits)):
             machine.say(note)

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column
 
 from mixlab.console import console
-from mixlab.errors import MissingExtraError, WorkError, naming_extras
+from mixlab.errors import MissingExtraError, WorkError, counted, few, naming_extras
 from mixlab.run import RunDirectory
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ def warn(note: str) -> None:
 
 def name_unreadable(images: dict[str, str]) -> None:
     if images:
-        console.print(f"{len(images)} images could not be read: {next(iter(images))} ...")
+        console.print(f"{counted(images, 'image', 'images')} could not be read: {few(images, most=3)}")
 
 
 def is_first() -> bool:

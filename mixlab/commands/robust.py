@@ -48,7 +48,7 @@ def robust(
         data: a folder with the sets under their released names, or NAME=FOLDER for each set; NAME: val, v2-mf, v2-t07,
             v2-ti, sketch, a, r or real.
         shifts: images to corrupt, of the classifier's classes: a folder (its val/), shapes or wds:PATTERN.
-        head: a probe of `mixlab probe`, or a released probe checkpoint; default: the run's own.
+        head: a probe of `mixlab probe`, or a released probe checkpoint; default: the run's own, or one in --run.
         limit: maximum number of images of each set, evenly spaced.
         shard: I/N evaluates every N-th image, starting at the I-th; the results are joined when all N parts are in the
             run.
@@ -84,6 +84,7 @@ def robust(
             image=image,
             crop_share=crop_share,
             device=machine.world.device,
+            results=directory.path,
         )
         options: dict[str, Any] = {"limit": limit, "precision": precision, "machine": machine}
         on_sets = evaluate_robustness(classifier, folders, part=part, num_parts=num_parts, **options)

@@ -27,7 +27,7 @@ from mixlab.errors import InputError
 from mixlab.evaluation.features import FeaturePlan, HeadInput
 from mixlab.evaluation.machine import CentreView
 from mixlab.evaluation.probe_head import ProbeHead, load_head
-from mixlab.evaluation.target import Target, load_target, split_target, weights_checksum
+from mixlab.evaluation.target import Target, load_target, network_digest, split_target, weights_checksum
 from mixlab.run import RunDirectory, Subject
 from mixlab.run.files import read_json
 from mixlab.training.distributed import choose_device
@@ -185,20 +185,25 @@ def _family_of(name: str) -> str:
         return create_model(f"timm/{name}").family
 
 
-def own_probe(run: Path) -> Path | None:
+def own_probe(run: Path, of: Backbone | None = None) -> Path | None:
     """The best head of a run's own probe: one with all labels before few, augmented before cached, one of more epochs
-    before one of fewer, the first of equals.
+    before one of fewer, the first of equals. With `of`, only probes of that network.
 
     Probes under other names than "probe" (and probe_2, ..., with other settings) are asked for by their file.
     """
+    network = network_digest(of) if of is not None else None
+
+    def fits(file: Path) -> bool:
+        settings = file.with_name("settings.json")
+        named = re.fullmatch(r"probe(_\d+)?", file.parents[1].name) is not None
+        return named and (network is None or (settings.is_file() and read_json(settings).get("network") == network))
 
     def order(file: Path) -> tuple[float, bool, int, int, str]:
         about = read_json(file.with_suffix(".json")) if file.with_suffix(".json").is_file() else {}
         name, labels, epochs = file.parents[1].name, about.get("label_share", 1.0), about.get("epochs", 0)
         return -labels, about.get("mode") != "augmented", -epochs, len(name), name
 
-    found = [f for f in run.glob("probe*/*/best_head.safetensors") if re.fullmatch(r"probe(_\d+)?", f.parents[1].name)]
-    return min(found, key=order, default=None)
+    return min(filter(fits, run.glob("probe*/*/best_head.safetensors")), key=order, default=None)
 
 
 def load_classifier(
@@ -210,9 +215,11 @@ def load_classifier(
     image: int | None = None,
     crop_share: float | None = None,
     device: str | torch.device | None = "auto",
+    results: Path | None = None,
 ) -> NamedClassifier:
     """The classifier of a TARGET: the probe in the file `head`, the run's own probe, the classifier that it was trained
-    with or that its released weights include, or timm's own."""
+    with or that its released weights include, or timm's own. `results` is a directory that may hold a probe of a TARGET
+    which has none of its own."""
     name, label = split_target(text)
 
     def from_timm(model: str) -> NamedClassifier:
@@ -226,6 +233,8 @@ def load_classifier(
     target, place = load_target(text, weights=weights, training=training, device=device), Path(name)
     if head is None and place.is_dir():
         head = own_probe(place)
+    elif head is None and results is not None:
+        head = own_probe(results, of=target.backbone)
     if head is not None:
         probe = load_head(head, target.backbone)
         size = image or int(probe.about.get("image", target.backbone.image))

@@ -122,7 +122,8 @@ def find_sets(root: Path) -> dict[str, Path]:
     """The sets among the sub-folders of a folder, by their released names; the folder itself if it is a val set."""
     if not root.is_dir():
         raise FileNotFoundError(
-            f"{root} is not a folder; give one that holds imagenet-a, sketch, val, ..., or NAME=FOLDER"
+            f"{root} is not a folder; give one that holds imagenet-a, sketch, val, ..., or NAME=FOLDER; other images "
+            "with --shifts, corrupted"
         )
     here = {part.name.lower(): part for part in root.iterdir() if part.is_dir()}
     for wrapper in ("imagenet", "imagenetv2"):  # imagenet/val, and the three of V2 in a folder of their own

@@ -250,6 +250,10 @@ def restore_stopped(run: RunDirectory, config: dict[str, Any]) -> tuple[Recipe, 
             f"{run.path} is trained, but its weights.safetensors is gone; copy that file from where it was trained, or "
             "train it again in another directory"
         )
+    if found is None and (run.path / "model.safetensors").is_file():
+        raise InputError(
+            f"{run.path} is an export for transformers; name its run, or a .safetensors file from `mixlab export`"
+        )
     if found is None:
         raise FileNotFoundError(
             f"{run.path} has no exported weights (weights.safetensors); run the same command again to finish it"

@@ -77,7 +77,7 @@ def _tune(run: Path, effort: DemoEffort, seed: int) -> Step:
     return Step(
         f"train {TUNED}",
         "fine-tune the attention network",
-        "it was trained on photographs and now learns drawn scenes, with labels: the loss falls, kNN rises",
+        "it was trained on photographs and now learns drawn scenes, with labels: watch the loss fall",
         ("train", RECIPE, "--data", f"shapes:n={effort.num_tuned}", "--run", str(run / TUNED), "--device", "cpu",
          *sets(*chosen)),
         run / TUNED / "weights.safetensors",

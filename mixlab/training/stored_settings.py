@@ -16,6 +16,8 @@ MAY_CHANGE = ("data.workers", "data.resident", "data.skip_limit", "activation_ch
               "sharding", "graph", "checkpoint.", "log.", "knn.", "method.score_")  # fmt: skip
 # What may also differ once the loss was not finite: from the last good checkpoint on, noted in config.json.
 CURES = ("optim.lr", "optim.clip", "precision")
+MOST_LISTED = 5  # changed settings in a message
+LENGTH = {"epochs", "steps"}
 LEFT = ("weights.safetensors", "results/training.json")  # by a run at its end
 
 
@@ -53,10 +55,13 @@ def check_settings(
             f"{folder.path} was started on {known_data!r}, not {data!r}; give that --data, or another --run directory"
         )
     if changed and not (stored.get("failed") and set(changed) <= set(CURES)):
-        listed = "; ".join(f"{key} was {old!r}, is {new!r}" for key, (old, new) in changed.items())
+        several = [f"{key} was {old!r}, is {new!r}" for key, (old, new) in changed.items()]
+        rest = [f"{len(several) - MOST_LISTED} more"] if len(several) > MOST_LISTED else []
+        listed = "; ".join([*several[:MOST_LISTED], *rest])
+        longer = " (the length shapes the learning rate, so a longer run is another one)" if LENGTH & {*changed} else ""
         raise InputError(
-            f"{folder.path} was started with other settings ({listed}); "
-            "give the same ones, or its own config.json as the recipe, to resume; or another --run directory"
+            f"{folder.path} was started with other settings ({listed}); give the same ones, or {place} as the recipe, "
+            f"to resume; or another --run directory{longer}"
         )
     return stored
 

@@ -160,6 +160,18 @@ def test_a_change_is_judged_by_the_classifier_itself(tmp_path: Path) -> None:
     assert found["grey"]["correct"] == right
 
 
+def test_a_network_in_a_file_has_the_probe_that_was_made_of_it(tmp_path: Path) -> None:
+    mine, other = (
+        str(make_run(tmp_path / name, name) / "weights.safetensors") for name in ("vit_tiny", "gatedconv_tiny")
+    )
+    heads = {"mode": "cached", "blocks": (1,), "strategies": ("mean",), "lrs": (0.1,), "weight_decays": (0.0,)}
+    results = tmp_path / "results"
+    probe(mine, data=DATA, run=results, epochs=2, batch=20, image=32, workers=0, device="cpu", **heads)
+    assert robust(mine, shifts=DATA, run=results, workers=0, device="cpu")["shifts"]
+    with pytest.raises(ValueError, match="has no classifier: give --head FILE, probe it first"):
+        robust(other, shifts=DATA, run=results, workers=0, device="cpu")
+
+
 def test_wrong_calls_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="--data for ImageNet's sets, or --shifts"):
         robust("vit_tiny")
