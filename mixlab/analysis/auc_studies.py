@@ -19,11 +19,12 @@ from mixlab.analysis.map_scores import (
     AucResult,
     MapScorer,
     MapScores,
-    ScoreDifference,
     ScoreRow,
     either_sign,
+    mean_rates,
     to_measurements,
 )
+from mixlab.analysis.score_differences import ScoreDifference
 from mixlab.backbones.backbone import Layers
 from mixlab.errors import InputError
 from mixlab.evaluation.target import Target
@@ -41,17 +42,23 @@ TOKEN_MAPS = {"cosine": "in the middle", "front_cosine": "in front"}
 def by_model(targets: Sequence[Target], scorer: MapScorer, map_name: str | None = None) -> AucResult:
     """Figure 4f: networks compared pairwise and, where known, with their probe accuracy.
 
-    Without a map, each network is also scored by the others that it has of BESIDE: the paper's need not suit it.
+    Without a map, each network is also scored by the others that it has of BESIDE: the paper's need not suit it. Two
+    networks are compared by the map of each, and by every other that both have.
     """
+    others = {target.label: beside_maps(target, scorer, map_name) for target in targets}
     beside = [
         row
         for target in targets
-        for name in beside_maps(target, scorer, map_name)
+        for name in others[target.label]
         for row in _scored("model", [target], scorer, name).rows
     ]
     result = replace(_scored("model", targets, scorer, map_name), beside=tuple(beside))
-    pairs = [_compare(scorer, map_name, a, b) for a, b in combinations(targets, 2)]
-    roc = {target.label: _mean_roc(scorer.scores(target, map_name)) for target in targets}
+    pairs = [
+        _compare(scorer, name, a, b)
+        for a, b in combinations(targets, 2)
+        for name in (map_name, *(each for each in others[a.label] if each in others[b.label]))
+    ]
+    roc = {target.label: mean_rates(scorer.scores(target, map_name).roc.mean(1)) for target in targets}
     result = replace(result, comparisons=tuple(pairs), roc={label: rates for label, rates in roc.items() if rates})
     probed = [row for row in result.rows if row.probe_accuracy is not None and row.scores["auc"].n]
     if len(probed) < 3:
@@ -114,7 +121,7 @@ def by_head(targets: Sequence[Target], scorer: MapScorer, map_name: str | None =
             best, worst = int(means.argmax()), int(means.argmin())
             gap = bootstrap_difference(auc[1::2, best], auc[1::2, worst])
             name = f"{target.label}, layer {layer}, head"
-            comparisons.append(ScoreDifference(f"{name} {best}", f"{name} {worst}", gap))
+            comparisons.append(ScoreDifference(f"{name} {best}", f"{name} {worst}", map_name, map_name, gap))
             protocol = scorer.protocol(map_name, layer, None, None)
             findings += to_measurements("best_head_over_worst", gap, protocol, target.subject, target.seed)
     return replace(result, comparisons=tuple(comparisons), findings=tuple(findings))
@@ -134,7 +141,7 @@ def by_register_position(targets: Sequence[Target], scorer: MapScorer, map_name:
         twin = scorer.twin_scores(target, map_name) if target.training != UNTRAINED else None
         for part, gap in _middle_over_ends(raw):
             names = (f"{target.label}, middle registers by raw AUC", f"{target.label}, {part} registers")
-            comparisons.append(ScoreDifference(names[0], names[1], gap))
+            comparisons.append(ScoreDifference(names[0], names[1], map_name, map_name, gap))
             metric = f"middle_registers_over_{part}"
             findings += to_measurements(metric, gap, protocol, target.subject, target.seed)
         for part, gap in _middle_over_ends(twin.raw[:, -1]) if twin is not None else ():
@@ -165,11 +172,12 @@ def by_token(targets: Sequence[Target], scorer: MapScorer, map_name: str | None 
         auc = either_sign(scores.raw[:, -1])  # (n, 2)
         names = [f"{target.label}, class token {place}" for place in TOKEN_MAPS.values()]
         gap = bootstrap_difference(auc[:, 0], auc[:, 1])
-        comparisons.append(ScoreDifference(names[0], names[1], gap))
+        middle, front = TOKEN_MAPS
+        comparisons.append(ScoreDifference(names[0], names[1], middle, front, gap))
         protocol = scorer.protocol(together, scores.layers[-1], None, None)
         findings += to_measurements("middle_token_over_front", gap, protocol, target.subject, target.seed)
         curves = dict(zip(names, scores.roc.unbind(1), strict=True))
-        roc |= {name: rates for name, curve in curves.items() if (rates := _mean_rates(curve))}
+        roc |= {name: rates for name, curve in curves.items() if (rates := mean_rates(curve))}
     return replace(result, rows=tuple(rows), roc=roc, comparisons=tuple(comparisons), findings=tuple(findings))
 
 
@@ -277,10 +285,11 @@ def _compared(
     return replace(result, comparisons=tuple(_compare(scorer, map_name, a, b) for a, b in pairs))
 
 
-def _compare(scorer: MapScorer, map_name: str | None, better: Target, worse: Target) -> ScoreDifference:
-    raw = (scorer.scores(target, map_name).raw[:, -1] for target in (better, worse))
-    first, second = (either_sign(scores).mean(-1) for scores in raw)  # (n,) each
-    return ScoreDifference(better.label, worse.label, bootstrap_difference(first, second))
+def _compare(scorer: MapScorer, map_name: str | None, a: Target, b: Target) -> ScoreDifference:
+    """By one map, or by the default of each."""
+    first, second = (scorer.scores(target, map_name) for target in (a, b))
+    gap = bootstrap_difference(*(either_sign(scores.raw[:, -1]).mean(-1) for scores in (first, second)))  # of (n,) each
+    return ScoreDifference(a.label, b.label, first.map_name, second.map_name, gap)
 
 
 def _middle_over_ends(raw: Tensor) -> Iterable[tuple[str, Estimate]]:
@@ -291,16 +300,6 @@ def _middle_over_ends(raw: Tensor) -> Iterable[tuple[str, Estimate]]:
     middle = raw[:, third:-third].mean(1)
     for part, end in (("first", raw[:, :third]), ("last", raw[:, -third:])):
         yield part, bootstrap_difference(middle, end.mean(1))
-
-
-def _mean_roc(scores: MapScores) -> list[float]:
-    """True positive rates, the mean over heads or registers and over images; empty where no image has a curve."""
-    return _mean_rates(scores.roc.mean(1))
-
-
-def _mean_rates(rates: Tensor) -> list[float]:
-    defined = rates[~rates.isnan().any(-1)]
-    return defined.mean(0).tolist() if len(defined) else []
 
 
 def _group_of(rows: Sequence[ScoreRow]) -> Subject:

@@ -13,6 +13,7 @@ from torch import Tensor
 from mixlab.analysis.binary_auc import binary_auc, centre_matched_auc, centre_prior, roc_curves
 from mixlab.analysis.foreground import masks_on_grid
 from mixlab.analysis.maps import default_map, find_map, plugins_of_maps, read_maps, single_maps
+from mixlab.analysis.score_differences import ScoreDifference, estimate_json
 from mixlab.analysis.viewed_images import ViewedImages
 from mixlab.backbones.backbone import Backbone, Layers
 from mixlab.data.masks import IGNORE
@@ -181,6 +182,12 @@ def true_positive_rates(maps: Tensor, masks: Tensor) -> Tensor:
     return curves.true_positive_rate.gather(1, last)
 
 
+def mean_rates(rates: Tensor) -> list[float]:
+    """The mean over images of such rates; empty where no image has a curve."""
+    defined = rates[~rates.isnan().any(-1)]
+    return defined.mean(0).tolist() if len(defined) else []
+
+
 def _raw_auc(maps: Tensor, masks: Tensor) -> Tensor:
     return binary_auc(maps, masks, ignore=IGNORE, normalize=False)
 
@@ -207,21 +214,9 @@ class ScoreRow:
 
     def to_json(self) -> dict[str, Any]:
         place = {"map": self.protocol.map, "layer": self.protocol.layer, "index": self.protocol.index}
-        scores = {name: _estimate_json(found) for name, found in self.scores.items()}
+        scores = {name: estimate_json(found) for name, found in self.scores.items()}
         known = {"seed": self.seed, "probe_accuracy": self.probe_accuracy}
         return asdict(self.subject) | known | place | scores
-
-
-@dataclass(frozen=True)
-class ScoreDifference:
-    """How much the first scores above the second, on the same images."""
-
-    better: str
-    worse: str
-    difference: Estimate
-
-    def to_json(self) -> dict[str, Any]:
-        return {"better": self.better, "worse": self.worse, "difference": _estimate_json(self.difference)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -278,9 +273,3 @@ def to_measurements(
     if math.isnan(found.value):
         return []
     return [Measurement.of(metric, found, subject=subject, protocol=protocol, seed=seed)]
-
-
-def _estimate_json(found: Estimate) -> dict[str, float | int | None]:
-    """JSON has no NaN."""
-    mean = None if math.isnan(found.value) else found.value
-    return {"mean": mean, "low": found.low, "high": found.high, "n": found.n, "undefined": found.num_dropped}

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from mixlab.analysis.score_differences import ScoreDifference
 from mixlab.choices import SCORED_FIT, Fit
 from mixlab.commands.answer import WideAnswer
 from mixlab.commands.options import Flat, SeveralTargets
@@ -158,9 +159,7 @@ def _print(answer: WideAnswer, content: dict[str, Any]) -> None:
             f"{most['label']}: no foreground or no background in the cells of its map; a larger --image has more cells"
         )
     for comparison in content["comparisons"]:
-        found = comparison["difference"]
-        doubt = ", not significant" if found["low"] is not None and found["low"] <= 0 <= found["high"] else ""
-        answer.line(f"{comparison['better']} over {comparison['worse']}: {_signed(found)}{doubt}")
+        answer.line(str(ScoreDifference.from_json(comparison)))
     for label, correlation in content["correlations"].items():
         figure = correlation | {"mean": correlation["spearman"]}
         answer.line(f"rank correlation, {label}: {_signed(figure)}, n = {correlation['n']}")

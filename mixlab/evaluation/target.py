@@ -27,7 +27,7 @@ from mixlab.evaluation.paper import pretrained_as_published, pretraining_epochs
 from mixlab.plugins import check_plugins
 from mixlab.run import UNTRAINED, RunDirectory, Subject, codec
 from mixlab.run.directory import method_of
-from mixlab.training.checkpoint import Checkpoints
+from mixlab.training.checkpoint import TENSORS, Checkpoints
 from mixlab.training.distributed import choose_device, make_current
 from mixlab.training.recipe import Recipe
 
@@ -60,7 +60,14 @@ class Target:
             weights=network_digest(self.backbone),
             native_image=self.backbone.image,
             native_crop_share=self.backbone.crop_share,
+            step=self.step,
         )
+
+    @property
+    def step(self) -> int | None:
+        """Of the checkpoint that it was read from; None of all others."""
+        found = TENSORS.fullmatch(Path(self.weights).name) if self.weights else None
+        return None if found is None else int(found.group(1))
 
     @property
     def family(self) -> str:

@@ -3,8 +3,8 @@
 import json
 import math
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -15,6 +15,7 @@ from mixlab.errors import InputError
 from mixlab.report.forms import check_form
 from mixlab.run import Measurement, RunDirectory, find_runs
 from mixlab.run.directory import AGAIN, method_of
+from mixlab.run.earlier_weights import Weights, networks_in, weights_of
 from mixlab.statistics import with_interval
 
 LONG = 60  # lists longer than this are cut on the page; the file has them all
@@ -76,6 +77,15 @@ class Curve:
 
 
 @dataclass(frozen=True)
+class EarlierResult:
+    """What was measured of a run before its training went on, and again afterwards."""
+
+    label: str
+    record: Record
+    step: int | None  # up to which the run was trained then, where that is known
+
+
+@dataclass(frozen=True)
 class Findings:
     """The content of the given runs. Of a measurement in several files, the last one counts."""
 
@@ -86,6 +96,13 @@ class Findings:
     record_of: dict[str, Record] = field(default_factory=dict)  # by the identity of a measurement
     measurements: dict[str, Measurement] = field(default_factory=dict)  # likewise
     contradictions: list[tuple[Measurement, Record, Record]] = field(default_factory=list)  # not shown, shown
+    earlier: list[EarlierResult] = field(default_factory=list)  # not shown
+
+    @property
+    def files(self) -> list[Record]:
+        """All result files, those that only notes name at the end."""
+        known = {record.file for record in self.records}
+        return [*self.records, *{e.record.file: e.record for e in self.earlier if e.record.file not in known}.values()]
 
     def of(self, kind: str) -> list[Record]:
         return [record for record in self.records if record.kind == kind]
@@ -98,23 +115,40 @@ class Findings:
                 self.contradictions.append((known, self.record_of[m.identity], record))
             self.measurements[m.identity], self.record_of[m.identity] = m, record
 
+    def add_current(self, record: Record, earlier: Collection[Weights]) -> None:
+        """Add what a result says of other networks than these, which are runs before their training went on."""
+        networks = networks_in(record.content, record.measurements)
+        for label, weights in sorted(networks & set(earlier), key=str):
+            steps = {m.subject.step for m in record.measurements if m.subject.weights == weights}
+            self.earlier.append(EarlierResult(label, record, next(iter(steps), None)))
+        if not networks or not networks <= set(earlier):
+            kept = [m for m in record.measurements if weights_of(m) not in earlier]
+            self.add(replace(record, measurements=kept))
+
 
 def read_findings(places: Iterable[Path]) -> Findings:
     """Read every result and every training curve of the runs at these places and below them."""
     folders = [place.resolve() for place in places]
     findings = Findings(name=folders[0].name) if folders else Findings()
     named = dict(zip(folders, _distinct_names(folders), strict=True))
+    records: list[Record] = []
+    earlier: set[Weights] = set()
     for run in find_runs(named):
         top = next(folder for folder in named if run.path.is_relative_to(folder))
         shown = (named[top] / run.path.relative_to(top)).as_posix()
         findings.runs.append(run)
-        for name, content, measured in run.read_results():
-            file = f"{shown}/results/{name}.json"
-            record = Record(run, name, file, content, measured)
-            check_form(content, record.kind, file)
-            findings.add(record)
+        own = [
+            Record(run, name, f"{shown}/results/{name}.json", content, measured)
+            for name, content, measured in run.read_results()
+        ]
+        for record in own:
+            check_form(record.content, record.kind, record.file)
+        earlier |= run.earlier_weights((record.content, record.measurements) for record in own)
+        records += own
         if rows := list(run.read_metrics()):
             findings.curves.append(Curve(run.path.name, rows, run.read_config_if_any()))
+    for record in records:
+        findings.add_current(record, earlier)
     return findings
 
 

@@ -1,13 +1,14 @@
 """What the page reads from a result file, and the form that it must have: the error names the file and the field.
 
 A path leads through objects; `*` stands for every entry of a list, `%` for every value of an object. A field with `~`
-may be null, one with `?` may also be missing.
+may be null, one with `?` may also be missing; `a|b` is a field that older results call b.
 """
 
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from mixlab.analysis.blocks import MEASURES
+from mixlab.analysis.score_differences import OLDER_NAMES
 from mixlab.errors import InputError, short
 from mixlab.run.directory import AGAIN
 
@@ -88,11 +89,11 @@ FORMS: dict[str, dict[str, Rule]] = {
         "rows.*.untrained?": OBJECT,
         "rows.*.untrained?.mean?": NUMBER,
         "comparisons": ITEMS,
-        "comparisons.*.better": TEXT,
-        "comparisons.*.worse": TEXT,
-        "comparisons.*.difference.mean~": NUMBER,
-        "comparisons.*.difference.low~": NUMBER,
-        "comparisons.*.difference.high~": NUMBER,
+        **{f"comparisons.*.{new}|{old}": TEXT for new, old in OLDER_NAMES.items()},
+        "comparisons.*.map?": TEXT,
+        "comparisons.*.second_map?": TEXT,
+        "comparisons.*.difference.n": COUNT,
+        **_interval("comparisons.*.difference"),
         "roc?": OBJECT,
         "roc?.false_positive_rate.*": NUMBER,
         "roc?.true_positive_rate.%.*": NUMBER,
@@ -243,6 +244,8 @@ def _problems(value: Any, path: list[str], rule: Rule, here: str) -> Iterator[st
             yield from _problems(part, rest, rule, f"{here}[{place}]" if name == "*" else f"{here}.{place}")
         return
     name, mark = (name[:-1], name[-1]) if name[-1] in "?~" else (name, "")
+    name, _, older = name.partition("|")
+    name = older if older and isinstance(value, dict) and name not in value and older in value else name
     there = f"{here}.{name}" if here else name
     if not isinstance(value, dict) or name not in value:
         if not (mark == "?" and isinstance(value, dict)):

@@ -8,7 +8,7 @@ from mixlab.report.findings import Findings, Record
 def commands_with_records(findings: Findings) -> list[dict[str, Any]]:
     """Commands with the records that they left."""
     rows: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for record in findings.records:
+    for record in findings.files:
         origin = record.content.get("provenance") or {}
         if "command" in origin:
             n = _sample_size(record)

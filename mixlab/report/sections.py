@@ -8,6 +8,7 @@ from mixlab.analysis import figures
 from mixlab.analysis.blocks import MEASURES
 from mixlab.analysis.comparisons import grouped
 from mixlab.analysis.figures import Chart, LineStyle
+from mixlab.analysis.score_differences import ScoreDifference
 from mixlab.evaluation.methods import METHODS
 from mixlab.report.findings import Findings, Record
 from mixlab.report.pictures import file_picture
@@ -27,7 +28,12 @@ def auc_part(findings: Findings, styles: Styles) -> dict[str, Any] | None:
     kinds = [{"image": _made_for(own[0]), **_auc_figures(own, styles)} for own in grouped(records, _made_for) if own]
     kinds.sort(key=lambda kind: min((place_of(label, styles) for label in kind["labels"]), default=()))
     comparisons = [
-        {"study": record.content["study"], "record": record, "images": images_of(record), **one}
+        {
+            "study": record.content["study"],
+            "record": record,
+            "images": images_of(record),
+            "gap": ScoreDifference.from_json(one),
+        }
         for record in records
         for one in record.content["comparisons"]
     ]

@@ -26,6 +26,7 @@ import numpy.typing as npt
 from mixlab.errors import InputError, short
 from mixlab.plugins import missing_plugins
 from mixlab.run.disk import naming_file
+from mixlab.run.earlier_weights import Result, Weights, find_earlier_weights, weights_of
 from mixlab.run.files import check_regular, read_json, write_atomically, write_json
 from mixlab.run.measurement import Measurement, measurements_of_older, once
 from mixlab.run.protocols import METRICS
@@ -177,8 +178,14 @@ class RunDirectory:
         return {name: result for name, result, _ in self.read_results()}
 
     def measurements(self) -> list[Measurement]:
-        """All measurements of all results, each once."""
-        return once(measurement for _, _, found in self.read_results() for measurement in found)
+        """All measurements of all results, each once, without those of weights that the run had earlier."""
+        results = [(content, found) for _, content, found in self.read_results()]
+        earlier = self.earlier_weights(results)
+        return once(m for _, found in results for m in found if weights_of(m) not in earlier)
+
+    def earlier_weights(self, results: Iterable[Result]) -> set[Weights]:
+        """The weights that its network had before the training went on, among those that its results are of."""
+        return find_earlier_weights(results, lambda: method_of(self.read_config_if_any()))
 
     def read_results(self) -> Iterator[tuple[str, dict[str, Any], list[Measurement]]]:
         """Name, content and measurements of every result."""

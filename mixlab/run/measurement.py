@@ -44,6 +44,7 @@ class Subject:
     weights: str | None = None  # a digest of its weights; None in older run directories
     native_image: int | None = None  # the side of the images it was made for; None in older run directories
     native_crop_share: float | None = None  # of a side, that its own centre crop keeps; None likewise
+    step: int | None = field(default=None, compare=False)  # of the checkpoint of a run that was not finished
 
     @property
     def name(self) -> str:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from mixlab.analysis.cost import count_macs, count_with_classifier, on_meta
+from mixlab.analysis.score_differences import ScoreDifference
 from mixlab.backbones.zoo import ZOO
 from mixlab.run.directory import file_name
 from mixlab.run.files import read_json
@@ -93,17 +94,18 @@ def _score(item: str, study: str, network: Network, setting: ItemSetting) -> Rea
     return _estimate(rows[-1]["auc"]) if rows else None
 
 
-def score_gap(item: str, study: str, better: str, worse: str) -> Read:
-    """By how much one label scores above another on the same images."""
-    return partial(_score_gap, item, study, better, worse)
+def score_gap(item: str, study: str, first: str, second: str) -> Read:
+    """By how much one label scores above another on the same images, by the map of each."""
+    return partial(_score_gap, item, study, first, second)
 
 
-def _score_gap(item: str, study: str, better: str, worse: str, setting: ItemSetting) -> Reading | None:
+def _score_gap(item: str, study: str, first: str, second: str, setting: ItemSetting) -> Reading | None:
     found = _result(setting.run / item, f"auc_{study}")
-    for one in [] if found is None else found["comparisons"]:
-        if (one["better"], one["worse"]) == (better, worse):
-            return _estimate(one["difference"])
-        if (one["better"], one["worse"]) == (worse, better) and (gap := _estimate(one["difference"])):
+    for record in [] if found is None else found["comparisons"]:
+        one, gap = ScoreDifference.from_json(record), _estimate(record["difference"])
+        if (one.first, one.second) == (first, second):
+            return gap
+        if (one.first, one.second) == (second, first) and gap:
             low, high = (None if end is None else -end for end in (gap.high, gap.low))
             return Reading(-gap.value, low, high, gap.n)
     return None

@@ -1,6 +1,7 @@
 """Studies of Binary-AUC: scores against scikit-learn, baselines beside them, comparisons, and measurements."""
 
 import json
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -15,12 +16,13 @@ from mixlab.analysis.binary_auc import centre_prior
 from mixlab.analysis.foreground import split_mask
 from mixlab.analysis.map_scores import FALSE_POSITIVE_RATES, AucResult, MapScorer, either_sign, true_positive_rates
 from mixlab.analysis.maps import MAPS
+from mixlab.analysis.score_differences import ScoreDifference
 from mixlab.analysis.viewed_images import ViewedImages
 from mixlab.data.decode import UnreadableImage
 from mixlab.data.masks import MaskedImage, MaskSource
 from mixlab.evaluation.target import Target
 from mixlab.run import Measurement
-from mixlab.statistics import bootstrap_difference
+from mixlab.statistics import Estimate, bootstrap_difference
 
 
 def tiny(name: str, seed: int = 0, **fields: object) -> mixlab.Backbone:
@@ -38,7 +40,7 @@ def target(label: str, name: str = "vit_tiny", training: str = "dino", seed: int
 
 
 def pairs(result: AucResult) -> list[tuple[str, str]]:
-    return [(found.better, found.worse) for found in result.comparisons]
+    return [(found.first, found.second) for found in result.comparisons]
 
 
 def test_scores_are_those_of_scikit_learn_on_the_same_maps() -> None:
@@ -88,10 +90,40 @@ def test_rows_carry_the_centre_prior_and_the_untrained_twin() -> None:
     assert first["above_untrained"].value == pytest.approx(first["auc"].value - first["untrained"].value)
     assert first["above_centre_prior"].value == pytest.approx(first["auc"].value - first["centre_prior"].value)
     assert first["auc"].low <= first["auc"].value <= first["auc"].high
-    (comparison,) = result.comparisons
+    comparison = result.comparisons[0]
     assert comparison.difference.value == pytest.approx(first["auc"].value - second["auc"].value)
     area = np.trapezoid(result.roc["trained"], FALSE_POSITIVE_RATES)
     assert area == pytest.approx(first["raw_auc"].value, abs=0.03)
+
+
+def test_networks_are_compared_by_every_map_that_both_have_each_named_with_n() -> None:
+    networks = [target("vit"), target("conv", "gatedconv_tiny")]
+    result = score_maps(networks, ViewedImages(Broken(), size=64), twins=False)
+    by = [(gap.first, gap.map, gap.second, gap.second_map) for gap in result.comparisons]
+    assert by == [
+        ("vit", "cosine", "conv", "pooled_cosine"), ("vit", "norm", "conv", "norm"),
+        ("vit", "isolation", "conv", "isolation"),
+    ]  # fmt: skip
+    rows = {(row.subject.label, row.protocol.map): row.scores["auc"] for row in (*result.rows, *result.beside)}
+    for gap in result.comparisons:
+        scores = [rows["vit", gap.map].by_image, rows["conv", gap.second_map].by_image]
+        defined = ~np.isnan(scores[0] - scores[1])
+        assert gap.difference.value == pytest.approx((scores[0] - scores[1])[defined].mean())
+        assert gap.to_json()["n"] == gap.difference.n == defined.sum() == 7
+    [alone] = score_maps(networks, shapes(4), map_name="norm", twins=False).comparisons
+    assert (alone.map, alone.second_map) == ("norm", "norm")
+
+
+def test_a_difference_says_by_its_words_which_score_is_higher() -> None:
+    gap = ScoreDifference("vit", "net", "cosine", "pooled_cosine", Estimate(-0.18, -0.254, -0.098, 17, 3))
+    assert str(gap) == "cosine of vit minus pooled_cosine of net: -0.180 [-0.254, -0.098], n = 17"
+    assert ScoreDifference.from_json(gap.to_json()) == gap
+    level = replace(gap, difference=Estimate(0.01, -0.1, 0.1, 17))
+    assert str(level).endswith(": +0.010 [-0.100, +0.100], n = 17, not significant")
+    nothing = replace(gap, difference=Estimate(math.nan, None, None, 0, 20))
+    assert str(ScoreDifference.from_json(nothing.to_json())).endswith("of net: -, n = 0")
+    older = {"better": "vit", "worse": "net", "difference": gap.to_json()["difference"]}
+    assert str(ScoreDifference.from_json(older)) == "vit minus net: -0.180 [-0.254, -0.098], n = 17"
 
 
 def test_twins_have_the_seed_of_their_run_and_measurements_say_which() -> None:
@@ -129,7 +161,7 @@ def test_by_head_chooses_on_other_images_than_it_compares_on() -> None:
     auc = either_sign(torch.from_numpy(result.arrays["vit"])[:, 1])
     best, worst = int(auc[::2].nanmean(0).argmax()), int(auc[::2].nanmean(0).argmin())
     comparison = result.comparisons[1]
-    assert comparison.better == f"vit, layer 3, head {best}"
+    assert comparison.first == f"vit, layer 3, head {best}"
     expected = float((auc[1::2, best] - auc[1::2, worst]).nanmean())
     assert comparison.difference.value == pytest.approx(expected)
 
@@ -289,11 +321,14 @@ def test_the_token_in_front_is_scored_beside_the_one_in_the_middle() -> None:
     alone = score_maps([one], images, map_name="front_cosine", twins=False).rows[0].scores["auc"]
     assert result.rows[1].scores["auc"].value == pytest.approx(alone.value)
     [gap] = result.comparisons
-    assert gap.better == "vim, class token in the middle" and gap.worse == "vim, class token in front"
+    assert (gap.first_score, gap.second_score) == (
+        "cosine of vim, class token in the middle",
+        "front_cosine of vim, class token in front",
+    )
     assert gap.difference.value == pytest.approx(plain.rows[0].scores["auc"].value - alone.value)
     measured = [(found.metric, found["map"]) for found in result.measurements]
     assert measured[-1][0] == "middle_token_over_front" and ("binary_auc", "front_cosine") in measured
-    assert set(result.roc) == {gap.better, gap.worse}
+    assert set(result.roc) == {gap.first, gap.second}
     with pytest.raises(ValueError, match="leave --map norm out"):
         score_maps([one], images, study="token", map_name="norm")
     with pytest.raises(ValueError, match=r"no copy of its class token in front.*dinovim_tiny"):

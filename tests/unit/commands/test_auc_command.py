@@ -92,9 +92,10 @@ def test_training_said_on_the_command_line_pairs_targets(tmp_path: Path, capsys:
             run=tmp_path / "o",
         )
         (comparison,) = found["results"]["training"]["comparisons"]
-        assert (comparison["better"], comparison["worse"]) == ("dino", "taught")
+        assert (comparison["first"], comparison["second"], comparison["n"]) == ("dino", "taught", 4)
         found_none = comparison["difference"]["low"] <= 0 <= comparison["difference"]["high"]
-        [line] = [line for line in capsys.readouterr().out.splitlines() if "dino over taught" in line]
+        said = "cosine of dino minus cosine of taught"
+        [line] = [line for line in capsys.readouterr().out.splitlines() if said in line]
         assert line.endswith(", not significant") is found_none
 
 

@@ -90,7 +90,8 @@ def write_scores(run: RunDirectory, subjects: list[dict[str, Any]]) -> None:
             for row in of
             for metric, name in (("binary_auc", "auc"), ("above_untrained", "above_untrained"))
         ]
-        gap = {"better": "vit", "worse": "vim", "difference": _figure(0.01)}
+        gap = {"first": "vit", "second": "vim", "map": "cosine", "second_map": "pooled_cosine", "n": 150}
+        gap |= {"difference": _figure(-0.01)}
         result = {"kind": "auc", "study": study, "data": "shapes", "rows": of, "comparisons": [gap], "correlations": {}}
         run.write_result(f"auc_{study}", result | {"measurements": found, "provenance": ORIGIN})
 

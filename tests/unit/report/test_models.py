@@ -1,5 +1,6 @@
 """The tables of models: one protocol per column, every other one beside it, and differences from `statistics`."""
 
+import re
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ from mixlab.choices import SHOWN_MAP
 from mixlab.evaluation.settings import LRS, SPEEDRUN_LRS
 from mixlab.report import write_report
 from mixlab.report.baselines import baseline_columns
-from mixlab.report.findings import Findings, Record
+from mixlab.report.findings import Findings, Record, read_findings
 from mixlab.report.models import model_table, words
+from mixlab.report.page import first_sentences
 from mixlab.report.shown_numbers import shown
 from mixlab.report.table import Column, Table
 from mixlab.run import METRICS, UNTRAINED, Measurement, RunDirectory, Subject
@@ -319,6 +321,43 @@ def test_networks_that_share_label_and_seed_are_not_averaged_in_silence() -> Non
         "vit, seed 0: 2 networks with different weights have this label, and cells show their mean; give the runs "
         "different labels to see each."
     ]
+
+
+def write_knn(run: RunDirectory, name: str, date: str, *found: Measurement) -> None:
+    content = {"kind": "knn", "measurements": [m.to_json() for m in found], "provenance": {"date": date}}
+    run.write_result(name, content | {"num_classes": 10})
+
+
+def test_a_run_that_was_measured_before_its_training_went_on_is_shown_as_it_is_now(tmp_path: Path) -> None:
+    run, beside = RunDirectory.create(tmp_path / "long"), RunDirectory.create(tmp_path / "beside")
+    run.write_config({"seed": 0, "settings": {"method": {"kind": "dino"}}})
+    first, second = (
+        replace(m, subject=replace(m.subject, weights=weights, step=step))
+        for m, weights, step in ((measured("long", 0.3267), "aa", 69), (measured("long", 0.4133), "bb", None))
+    )
+    write_knn(run, "knn_long", "2026-07-01", first)
+    write_knn(run, "knn_long_2", "2026-07-02", second)
+    write_knn(beside, "knn", "2026-07-01", replace(first, protocol=replace(KNN, data="b")), measured("vit", 0.2))
+    findings = read_findings([tmp_path])
+    table = model_table(findings)
+    assert column(table, "kNN") == {"long": 0.4133, "vit": 0.2} and not others(table) and not table.notes
+    assert first_sentences([run.path])[0] == "kNN on drawn scenes (shapes): 41.3 % for long."
+    page = " ".join(re.sub("<[^>]*>", "", write_report([tmp_path], tmp_path / "page.html").read_text()).split())
+    files = [f"{tmp_path.name}/{file}.json (step 69)" for file in ("beside/results/knn", "long/results/knn_long")]
+    left_out = f"long: left out is what was measured before the training of this run went on: {', '.join(files)}."
+    assert left_out in page
+    assert left_out.replace("_", "\\_") in write_report([tmp_path], tmp_path / "page.md").read_text()
+    assert len(findings.records) == 2 and "3 result files behind this page" in page
+
+
+def test_seeds_under_one_label_are_averaged_though_their_weights_differ(tmp_path: Path) -> None:
+    for seed, value in enumerate((0.4, 0.6)):
+        run = RunDirectory.create(tmp_path / f"vit-s{seed}")
+        run.write_config({"seed": seed, "settings": {"method": {"kind": "dino"}}})
+        one = measured(f"vit-s{seed}", value, seed=seed)
+        write_knn(run, "knn", f"2026-07-0{seed + 1}", replace(one, subject=replace(one.subject, weights=f"s{seed}")))
+    findings = read_findings([tmp_path])
+    assert column(model_table(findings), "kNN") == {"vit": pytest.approx(0.5)} and not findings.earlier
 
 
 def two_values(kind: Any) -> tuple[Any, Any]:

@@ -102,7 +102,7 @@ def test_what_files_say_is_never_markup(tmp_path: Path) -> None:
         for row in content.get("claims", []):
             row["statement"] = row["measured"] = evil
         for gap in content.get("comparisons", []):
-            gap["better"] = evil
+            gap["first"] = evil
         run.write_result(result, content, None if result not in ("maps", "matrices") else run.arrays(result))
     page = report(run.path)
     assert not [image for image in page.of("img") if not str(image["src"]).startswith("data:")]

@@ -1,5 +1,6 @@
 """Runs that differ in their seed alone are drawn as one."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from mixlab.report.findings import Curve, read_findings
 from mixlab.report.sections import auc_part
 from mixlab.report.seeds import merge_curves, merge_roc, merge_rows
 from mixlab.run import RunDirectory
-from tests.unit.report.example_run import subject, write_scores
+from tests.unit.report.example_run import keep_results, subject, write_scores
 
 
 def row(label: str, mean: float | None) -> dict[str, Any]:
@@ -45,6 +46,26 @@ def test_scores_of_another_map_have_a_chart_of_their_own_that_names_it(tmp_path:
     assert drawn is not None
     own = [figure for figure in drawn["kinds"][0]["figures"] if figure["study"] == "model"]
     assert [figure["images"].endswith("map norm") for figure in own] == [False, True]
+
+
+def test_comparisons_name_the_map_of_each_side_and_n_also_those_of_older_results(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path / "run")
+    write_scores(run, [subject("vit", "attention"), subject("vim", "mamba2")])
+    keep_results(run, "auc_model")
+    page = tmp_path / "page.html"
+    rows = re.compile(r"(?s)Comparisons paired.*?<tbody>(.*?)</tbody>")
+    said = " ".join(re.sub("<.*?>", " ", rows.findall(write_report([run.path], page).read_text())[0]).split())
+    assert said == "model shapes, px cosine of vit pooled_cosine of vim -0.010 [-0.030, +0.010] 150"
+    result = run.results()["auc_model"]
+    gap = result["comparisons"][0]
+    result["comparisons"] = [{"better": "vit", "worse": "vim", "difference": gap["difference"]}]
+    run.write_result("auc_model", result)
+    older = " ".join(re.sub("<.*?>", " ", rows.findall(write_report([run.path], page).read_text())[0]).split())
+    assert older == "model shapes, px vit vim -0.010 [-0.030, +0.010] 150"
+    result["comparisons"] = [{"second": "vim", "difference": gap["difference"]}]
+    run.write_result("auc_model", result)
+    with pytest.raises(ValueError, match=r"auc_model.json has no field comparisons\[0\]\.first"):
+        read_findings([run.path])
 
 
 def test_no_roc_has_curves_of_one_network_that_nothing_tells_apart(tmp_path: Path) -> None:

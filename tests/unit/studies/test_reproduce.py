@@ -28,6 +28,7 @@ from mixlab.studies.reproduce.items import PaperFigure, Reading, difference
 from mixlab.studies.reproduce.listing import ON_PAPER, hours_of
 from mixlab.studies.reproduce.mambaout import QUOTED
 from mixlab.studies.reproduce.mambaout_tables import TABLE_1, TABLE_2, TABLE_3
+from mixlab.studies.reproduce.readings import score_gap
 from mixlab.studies.reproduce.run import plan_item
 from tests.unit.backbones.released_stages import staged_state
 
@@ -53,6 +54,18 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Shared: items train a network once."""
     return tmp_path_factory.mktemp("reproduced") / "run"
+
+
+@pytest.mark.parametrize("names", [("first", "second"), ("better", "worse")], ids=["", "an older result"])
+def test_differences_of_scores_are_read_from_either_side(names: tuple[str, str], tmp_path: Path) -> None:
+    found = {"mean": -0.2, "low": -0.3, "high": -0.1, "n": 17, "undefined": 3}
+    by_another_map = found | {"mean": 0.4}
+    gaps = [{**dict(zip(names, "ab", strict=True)), "difference": gap} for gap in (found, by_another_map)]
+    RunDirectory(tmp_path / "fig4f").write_result("auc_model", {"comparisons": gaps})
+    setting = ItemSetting(run=tmp_path, data={})
+    assert score_gap("fig4f", "model", "a", "b")(setting) == Reading(-0.2, -0.3, -0.1, 17)
+    assert score_gap("fig4f", "model", "b", "a")(setting) == Reading(0.2, 0.1, 0.3, 17)
+    assert score_gap("fig4f", "model", "a", "c")(setting) is None
 
 
 def test_every_table_and_figure_of_both_papers_is_an_item() -> None:
