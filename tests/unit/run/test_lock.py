@@ -5,7 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-HOLD = "import sys; from pathlib import Path; from mixlab.run.lock import RunLock\n"
+HOLD = "import signal, sys; from pathlib import Path; from mixlab.run.lock import RunLock\n"
+HOLD += "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # whoever runs the tests may have ignored it
 HOLD += (
     "with RunLock(Path(sys.argv[1]), print if sys.argv[2:] else None): print('has it', flush=True); sys.stdin.read()"
 )
