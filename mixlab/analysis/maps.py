@@ -22,6 +22,7 @@ from mixlab.analysis.isolation import isolation_maps
 from mixlab.analysis.pca import pca_maps
 from mixlab.backbones.backbone import Backbone, Layers, chosen_layers
 from mixlab.backbones.tokens import Features, TokenLayout
+from mixlab.backbones.wrapped import as_backbone
 from mixlab.errors import InputError, MissingPartError, did_you_mean
 from mixlab.mixers import Grid, Mixing, SelectiveMixing, SSDMixing
 from mixlab.plugins import Registry, needed_plugins
@@ -222,6 +223,7 @@ def single_maps(backbone: Backbone, images: Tensor, among: Sequence[str] = ()) -
 
 def activation_map(backbone: Backbone, images: Tensor, name: str | None = None, layer: int = -1) -> Tensor:
     """Compute a map of images (B, 3, H, W), by name or the backbone's default: (B, [K,] h, w)."""
+    backbone = as_backbone(backbone)
     return find_map(name or default_map(backbone))(backbone, images, layer)
 
 

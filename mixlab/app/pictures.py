@@ -79,8 +79,17 @@ def square_mask(mask: MaskValues, size: int, fit: Fit) -> MaskValues:
 
 
 def read_samples(data: Sequence[str], count: int) -> list[Picture]:
-    """The first pictures of each source that can be read, with masks where it has masks."""
-    found = [picture for source in data for picture in _read_source(source, count)]
+    """The first pictures of each source that can be read, with masks where it has masks. A source without any is left
+    out where there are others.
+    """
+    found: list[Picture] = []
+    for place, source in enumerate(data):
+        try:
+            found += _read_source(source, count)
+        except InputError as error:
+            if not found and place == len(data) - 1:
+                raise
+            warnings.warn(str(error), stacklevel=2)
     return [replace(picture, id=f"sample-{number}") for number, picture in enumerate(found, 1)]
 
 

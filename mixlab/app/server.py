@@ -47,7 +47,7 @@ MAX_BODY = 20 * 2**20
 MAX_QUESTION = 2**20
 MAX_UPLOADS = 4
 MAX_ARRIVING = 8 * MAX_BODY
-MAX_PIXELS = 32_000_000
+MAX_PIXELS = 64_000_000  # more than a telephone's 50 million
 MAX_WAIT_MS = 2000
 LOGGER = logging.getLogger("mixlab.app")
 

@@ -10,6 +10,7 @@ from PIL import Image
 from torch import Tensor
 
 from mixlab.backbones.backbone import Backbone
+from mixlab.backbones.wrapped import as_backbone
 from mixlab.data.decode import cut_middle, decode, fit_image, load_size, to_pil, to_rgb, to_tensor
 from mixlab.errors import InputError
 
@@ -32,6 +33,7 @@ def preprocess(
     pixels are those of torchvision's Resize (bicubic) and CenterCrop (whose crop may begin a pixel later if the margin
     is odd). Tensors uint8 (3, H, W) or (B, 3, H, W) keep their size unless `size` or `crop_share` is given.
     """
+    model = as_backbone(model)
     if isinstance(images, Tensor) and size is None and crop_share == 1:
         return model.preprocess(images)
     if isinstance(images, Tensor):

@@ -209,6 +209,17 @@ class WrappedBackbone(Backbone):
             self.network.train(was_training)
 
 
+def as_backbone(model: Any) -> Backbone:
+    """The backbone itself, or the one in a classifier of ours, which `timm.create_model` gives."""
+    found = model if isinstance(model, Backbone) else getattr(model, "backbone", None)
+    if not isinstance(found, Backbone):
+        raise InputError(
+            f"a {type(model).__name__} is no backbone; mixlab.create_model('timm/NAME') makes one of a timm model, "
+            "mixlab.wrap(module) of any other, and mixlab.load_target(NAME) reads runs and files"
+        )
+    return found
+
+
 wrap = WrappedBackbone  # mixlab.wrap(module, ...)
 
 

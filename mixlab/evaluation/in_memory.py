@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from mixlab.backbones.backbone import Backbone
+from mixlab.backbones.wrapped import as_backbone
 from mixlab.choices import OUTPUT
 from mixlab.data.given import AnyData, as_data
 from mixlab.data.images import parse_source
@@ -39,6 +40,7 @@ def labelled_features(
     By default, features are what the model returns; `strategy` and `blocks` as in `KnnSettings`. Images are centre
     crops of `image` px, the model's own size by default. The model keeps its train or eval mode.
     """
+    model = as_backbone(model)
     machine, was_training = machine or Machine.of(model), model.training
     view = CentreView(image or model.image, model.crop_share)
     given = as_data(data)

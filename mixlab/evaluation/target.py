@@ -19,6 +19,7 @@ from torch import nn
 from mixlab.backbones.backbone import Backbone
 from mixlab.backbones.weights import build_architecture, model_from_file
 from mixlab.backbones.weights.reading import read_epoch, split_part
+from mixlab.backbones.wrapped import as_backbone
 from mixlab.backbones.zoo import SHIPPED, SHIPPED_TRAINING, create_model
 from mixlab.choices import NO_TARGET
 from mixlab.data.decode import SUFFIXES
@@ -90,7 +91,8 @@ def as_target(given: Target | Backbone) -> Target:
     """A bare backbone under its own name, put into evaluation mode; how it was trained is not known."""
     if isinstance(given, Target):
         return given
-    return Target(label=given.name, backbone=given.eval(), training="")
+    backbone = as_backbone(given)
+    return Target(label=backbone.name, backbone=backbone.eval(), training="")
 
 
 def distinct_targets(given: Sequence[Target | Backbone]) -> list[Target]:

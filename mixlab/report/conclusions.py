@@ -5,7 +5,7 @@ differs significantly from an untrained twin.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from mixlab.analysis.comparisons import Network, grouped, is_final_layer, over_seeds
@@ -79,7 +79,7 @@ def _best(table: Table, titles: Sequence[str]) -> Iterator[Sentence]:
             trainings[row.network.training] += cell.num_seeds
         usual = max(trainings, key=lambda training: trainings[training])
         ordered = [(row, cell) for row, cell in rows if row.network.training == usual]
-        (low, lowest), (high, highest) = ordered[0], ordered[-1]
+        (_, lowest), (high, highest) = ordered[0], ordered[-1]
         name = f"{column.title[0].upper()}{column.title[1:]}" if column.title[1].islower() else column.title  # not kNN
         after = f" after {usual}" if len(trainings) > 1 else ""
         sizes = {row.image for row, _ in ordered} - {None}
@@ -90,9 +90,18 @@ def _best(table: Table, titles: Sequence[str]) -> Iterator[Sentence]:
         elif _shown(highest, column) == _shown(lowest, column):
             yield [*parts, Part("all have "), Part(_shown(highest, column), highest.record), Part(".")]
         else:
-            parts += [Part(f"{high.label} is highest with "), Part(_shown(highest, column), highest.record)]
-            yield [*parts, Part(f", {low.label} lowest with "), Part(_shown(lowest, column), lowest.record), Part(".")]
+            best, worst = (_sharing(ordered, column, _shown(cell, column)) for cell in (highest, lowest))
+            be = "are" if len(best) > 1 else "is"
+            parts += [Part(f"{_listed(best)} {be} highest with "), Part(_shown(highest, column), highest.record)]
+            parts += [Part(f", {_listed(worst)} lowest with "), Part(_shown(lowest, column), lowest.record)]
+            overlap = highest.low is not None and lowest.high is not None and highest.low <= lowest.high
+            yield [*parts, Part("; their intervals overlap." if overlap else ".")]
         return
+
+
+def _sharing(rows: Iterable[tuple[Row, Cell]], column: Column, shown: str) -> list[str]:
+    """The networks whose score is shown so."""
+    return [row.label for row, cell in rows if _shown(cell, column) == shown]
 
 
 def _dense(table: Table) -> Iterator[Sentence]:

@@ -94,6 +94,8 @@ def join_world(device: str | None = None) -> Iterator[World]:
         make_current(chosen)
         yield World(chosen)
         return
+    if "MASTER_ADDR" not in os.environ:
+        raise InputError("RANK and WORLD_SIZE are set, but not MASTER_ADDR; start with torchrun, or unset the two")
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if chosen.type == "cuda" and chosen.index is None:
         chosen = choose_device(f"cuda:{int(os.environ.get('LOCAL_RANK', rank))}")

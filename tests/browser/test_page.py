@@ -169,6 +169,18 @@ def test_one_to_four_models_can_be_chosen(open_page: OpenPage) -> None:
     settle(page)
 
 
+def test_a_network_stays_at_its_layer_when_a_deeper_one_goes_and_comes_back(open_page: OpenPage) -> None:
+    page = open_page(TWO)
+    deeper = page.locator("#models input[value=dinovim_tiny]")
+    for layer, alone in ((4, 2), (2, 1), (0, 0)):
+        slide(page, "#layer", layer)
+        deeper.uncheck()
+        expect(page.locator("#layer-text")).to_have_text(f"{alone} (0 to 2)")
+        deeper.check()
+        expect(page.locator("#layer-text")).to_have_text(f"{layer} (0 to 4)")
+    settle(page)
+
+
 def test_a_mask_drawn_is_scored_as_it_is_drawn_and_erased_again(open_page: OpenPage) -> None:
     page = open_page(TWO)
     cell = page.locator("#score-table tbody tr td strong").first

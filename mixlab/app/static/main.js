@@ -12,7 +12,7 @@ import { Player } from "./player.js";
 import { Scores } from "./scores.js";
 import { awaited, call, OfflineError, onConnection } from "./server.js";
 import { Stage } from "./stage.js";
-import { readAddress, writeAddress } from "./state.js";
+import { layerOf, readAddress, writeAddress } from "./state.js";
 import { Tour } from "./tour.js";
 
 const MAX_MASK_TEXT = 6000; // characters of an address
@@ -106,7 +106,9 @@ function refresh() {
 }
 
 function change(changes) {
+  const before = deepestOf(chosenModels());
   view = { ...view, ...changes };
+  if (changes.models) view.layer = layerOf({ num_layers: deepestOf(chosenModels()) }, view.layer, before); // the same share
   refresh();
 }
 

@@ -46,6 +46,8 @@ def save_weights(
     path = Path(path)
     if path.is_dir():
         raise WeightsError(f"{path} is a folder; give a file, such as {path / 'model.safetensors'}")
+    if not isinstance(model, Backbone):
+        raise WeightsError(f"a {type(model).__name__} is no backbone; of a classifier of ours, give its .backbone")
     architecture = check_can_be_rebuilt(model)
     metadata = {"format": "pt", METADATA_KEY: json.dumps(architecture)}
     if plugins := needed_plugins(parts_of(architecture)):

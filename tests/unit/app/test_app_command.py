@@ -150,3 +150,14 @@ def test_torn_files_among_the_samples_are_skipped(tmp_path: Path) -> None:
     (tmp_path / "plain" / "b.png").unlink()
     with pytest.raises(ValueError, match=r"plain' holds no image that can be read. skipped 1: .*a.png"):
         read_samples([str(tmp_path / "plain")], 1)
+
+
+def test_of_several_photographs_one_that_cannot_be_read_is_left_out(tmp_path: Path) -> None:
+    good, bad = tmp_path / "good.jpg", tmp_path / "bad.jpg"
+    Image.new("RGB", (40, 30)).save(good)
+    bad.write_text("no picture")
+    for order in ((good, bad), (bad, good)):
+        with pytest.warns(UserWarning, match="bad.jpg' holds no image that can be read"):
+            assert [sample.label for sample in read_samples([str(file) for file in order], 4)] == ["good.jpg"]
+    with pytest.warns(UserWarning), pytest.raises(ValueError, match="holds no image that can be read"):
+        read_samples([str(bad), str(bad)], 4)

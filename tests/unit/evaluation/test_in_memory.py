@@ -1,6 +1,7 @@
 """Features, kNN and linear probes in one's own loop are those of the evaluators."""
 
 import pytest
+import timm
 import torch
 
 import mixlab
@@ -102,3 +103,16 @@ def test_a_head_that_diverged_is_never_the_best() -> None:
     assert mixlab.linear_probe(few, of_one_class, epochs=4, lrs=(1e30, 0.01), weight_decays=(0.1,)).lr == 0.01
     with pytest.raises(ValueError, match="every head diverged; lower the learning rates"):
         mixlab.linear_probe(few, few, epochs=4, lrs=(1e30,), weight_decays=(0.1,))
+
+
+def test_a_classifier_of_timms_is_taken_for_its_backbone_and_other_networks_are_refused() -> None:
+    network = timm.create_model("dinovim_tiny", dim=64, depth=2, patch=8, image=32)
+    images = mixlab.preprocess(network, torch.zeros(3, 32, 32, dtype=torch.uint8))
+    assert mixlab.activation_map(network, images).shape == (1, 4, 4)
+    assert mixlab.evaluate_knn(network, DATA).measurements
+    assert len(mixlab.labelled_features(network, DATA).labels) == 40
+    for call in (mixlab.evaluate_knn, mixlab.labelled_features):
+        with pytest.raises(ValueError, match="a Conv2d is no backbone; .*mixlab.wrap"):
+            call(torch.nn.Conv2d(3, 4, 1), DATA)
+    with pytest.raises(ValueError, match="give its .backbone"):
+        mixlab.save_weights(network, "never.safetensors")

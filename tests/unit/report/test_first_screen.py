@@ -65,6 +65,14 @@ def test_it_says_who_learnt_and_who_is_highest() -> None:
     )
 
 
+def test_it_names_all_that_share_a_place_and_says_where_chance_may_have_ordered_them() -> None:
+    values = {"a": (0.41, 0.3, 0.5), "b": (0.4, 0.35, 0.45), "c": (0.4, 0.3, 0.5)}
+    found = [replace(measured(label, value), low=low, high=high) for label, (value, low, high) in values.items()]
+    start = "kNN on drawn scenes (shapes): a is highest with 41.0 %, b and c lowest with 40.0 %"
+    assert said(*found) == [f"{start}; their intervals overlap."]
+    assert said(replace(found[0], low=0.46), *found[1:2]) == [start.replace("b and c", "b") + "."]
+
+
 def test_the_order_is_of_networks_trained_in_one_way() -> None:
     found = [measured("a", 0.4), measured("b", 0.3), measured("c", 0.9, training="supervised")]
     assert said(*found) == ["kNN on drawn scenes (shapes) after dino: a is highest with 40.0 %, b lowest with 30.0 %."]
