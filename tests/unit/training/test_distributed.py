@@ -69,10 +69,19 @@ def test_the_gpu_of_a_process_becomes_the_current_one(
     monkeypatch.setattr(torch.cuda, "set_device", current.append)
     for name in ("init_process_group", "destroy_process_group"):
         monkeypatch.setattr(torch.distributed, name, lambda *options: None)
-    for name, value in {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}.items():
+    told = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "here"}
+    for name, value in told.items():
         monkeypatch.setenv(name, value) if ranks else monkeypatch.delenv(name, raising=False)
     with join_world(text) as world:
         assert replace(world, cores=None, is_first_here=True) == (
             World(torch.device(chosen), 3, 4) if ranks else World(torch.device(chosen))
         )
     assert current == [torch.device(chosen)]
+
+
+def test_half_of_what_torchrun_sets_gets_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    with pytest.raises(ValueError, match="not MASTER_ADDR; start with torchrun"), join_world("cpu"):
+        pass
