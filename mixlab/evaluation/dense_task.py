@@ -56,7 +56,7 @@ class DensePlan:
     data: Data
     start: StartingPoint
     training: str | None = None  # how the backbone was trained before, where the caller knows better
-    name: str = ""  # of the recipe or the target, for the record
+    name: str = ""  # of the recipe, for the record
     settings: tuple[str, ...] = ()  # given by hand; they are part of `config`
 
     def begun(self, stored: Mapping[str, Any]) -> TrainConfig:
@@ -193,6 +193,8 @@ def plan_dense(
     assert isinstance(config.method, method)
     if num_val is not None and num_val < config.method.score_images:
         config = override(config, [f"method.score_images={num_val}"])
+    if recipe is None:  # the name is that of the target
+        name = f"{method.kind}, the small one for shapes" if is_drawn(str(given)) else f"{method.kind}, the papers'"
     return DensePlan(config=config, data=given, start=start, training=training, name=name, settings=tuple(settings))
 
 
