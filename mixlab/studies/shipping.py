@@ -77,9 +77,12 @@ def card(
     best = [m for m in found if m.metric == "probe_top1" and m["blocks"] is None]
     maps = [m for m in found if m.metric == "binary_auc" and m["index"] is None]
     beside = {(m.metric, m["data"], m["map"], m["layer"]): m for m in found if m["map"] and m["index"] is None}
+    model = config.get("settings", {}).get("model", {})
+    start = model["name"] if str(model.get("name")).startswith("shipped/") else Path(model.get("weights") or "").name
     rows = {
         "architecture": f"{_architecture(config)}, {_millions(found)} parameters; the file holds all fields",
         "file": f"{num_bytes / 1e6:.2f} MB, matrices in {bits} bits{', a scale for each row' * (bits < 16)}",
+        **({"began from": f"{start}, on whose training images its own card has more"} if start else {}),
         "training": f"{method_of(config)}, {_recipe(config)}, {config['total_steps']:,} steps",
         "seed, commit": f"{config['seed']}, {config.get('commit')}",
         "training data": f"{_name(config['data'])}: {config['num_images']:,} images; {licence}",
@@ -89,7 +92,7 @@ def card(
         "meant for": MEANT,
         "licence": "Apache-2.0, as the code; of the training images, see above",
     }
-    lines = [f"# shipped/{name}", "", "| | |", "|---|---|", *(f"| {key} | {value} |" for key, value in rows.items())]
+    lines = [f"# {name}", "", "| | |", "|---|---|", *(f"| {key} | {value} |" for key, value in rows.items())]
     if maps:
         lines += ["", "| map, after layer | on | Binary-AUC | centre blob | untrained twin |", "|---|---|---|---|---|"]
     for m in sorted(maps, key=lambda m: (_name(m["data"]), str(m["map"]), m["layer"] or 0)):

@@ -315,7 +315,7 @@ def test_a_network_is_shipped_with_a_card_of_what_was_measured(
     assert main(["ship", str(ran / "run"), "--out", str(out), *options]) == 0
     card = out.with_suffix(".md").read_text()
     knn, probe = read_record(ran / "run")["measurements"]
-    for part in ("# shipped/vit", "| training | dino, `dino_vit_tiny160`, ",
+    for part in ("# vit", "| training | dino, `dino_vit_tiny160`, ",
                  "`steps=12`, 12 steps |", "drawn by us", "| seed, commit | 1, ",
                  f"{100 * knn['value']:.1f} [", f"{100 * probe['value']:.1f} ["):  # fmt: skip
         assert part in card
