@@ -17,7 +17,7 @@ from mixlab.training.distributed import World
 from mixlab.training.kept_scans import SHARE, KeptScans
 from mixlab.training.recipe import BatchPart, Recipe, TensorDropPath, compile_recipe, seed_all, seed_for
 from mixlab.training.settings import override
-from mixlab.training.update import Update
+from mixlab.training.update import Update, _chooses_scans
 
 WORLD = World(torch.device("cpu"))
 SETTINGS = ["precision=fp64", "batch=8", "model.dim=32", "model.depth=2", "model.image=32", "method.num_prototypes=16",
@@ -167,3 +167,13 @@ def test_a_mixer_knows_what_its_scan_takes(fields: dict[str, int], length: int) 
     x = torch.zeros(2, length, mixer.out_proj.out_features)
     kept = mamba2_op._fake(mixer.in_proj(x), *parameters, mixer.out_proj.weight, mixer.config.head_dim, 1e-5, True)[1:]
     assert mixer.scan_bytes(x) == pytest.approx(sum(part.nbytes for part in kept), rel=0.1)
+
+
+def test_a_run_chooses_what_it_keeps_only_where_nothing_else_decides() -> None:
+    setup, gpu = config("dino_dinovim_tiny64"), World(torch.device("cuda"))
+    recipe = setup.method.build(create_model("vit_tiny", depth=1), num_classes=4, total_steps=4, steps_per_epoch=2)
+    assert _chooses_scans(recipe, setup, gpu) and not _chooses_scans(recipe, setup, WORLD)
+    for setting in ("keep_scans=true", "keep_scans=false", "compile=true", "activation_checkpointing=true"):
+        assert not _chooses_scans(recipe, override(setup, [setting]), gpu), setting
+    recipe.static = False  # batches change shape: a later pass may take more
+    assert not _chooses_scans(recipe, setup, gpu)
