@@ -3,6 +3,7 @@
 The peer is measured where its sources are given (a clone of facebookresearch/dino); otherwise it is left out.
 """
 
+import gc
 import importlib
 import statistics
 import sys
@@ -56,6 +57,7 @@ def measure_dino(*, steps: int = 20, tiny: bool = False, peer: Path | None = Non
             run = partial(_ours, replace(config, graph=graph), device, steps, crops)
             rows.append(_guarded(f"mixlab{', as a CUDA graph' if graph else ''}", name, crops, run))
             if device.type == "cuda":
+                gc.collect()  # what a graph holds would count as the next row's
                 torch.cuda.empty_cache()
     if peer is None:
         return rows

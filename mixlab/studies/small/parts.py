@@ -42,6 +42,7 @@ from mixlab.studies.small.plan import (
     seeds_of,
     training_minutes,
     tried_rates,
+    tuning_steps,
 )
 from mixlab.studies.steps import Step, sets
 from mixlab.studies.study import Part, Study
@@ -72,7 +73,7 @@ def _parts(seeds: tuple[int, ...]) -> dict[str, Part]:
     parts: dict[str, Part] = {}
     pairs = [(size, family) for size in SIZES for family in STUDY_FAMILIES]
     for size, family in pairs:
-        short = (f"steps={FULL.tuning_steps['dino']}",)
+        short = (f"steps={tuning_steps(size, FULL)}",)
         num_rates = len(tried_rates(recipe_of("dino", size, family), FULL))
         minutes = num_rates * (training_minutes("dino", size, family, short) + 0.2)
         question = f"would another learning rate suit {family.label}, {size}, better?"
@@ -116,7 +117,7 @@ def tune(size: str, family: Family, setting: Setting) -> Iterator[Step]:
     recipe = recipe_of("dino", size, family)
     for rate in tried_rates(recipe, effort):
         place = setting.run / "tuning" / f"dino-{size}-{family.label}-{rate:g}"
-        steps = effort.tuning_steps["dino"]
+        steps = tuning_steps(size, effort)
         short = (f"steps={steps}", f"optim.warmup_steps={steps // 5}", f"optim.lr={rate:g}", f"seed={TUNING_SEED}")
         settings = sets(*effort.training, *effort.dino, *short)
         trained = Step(

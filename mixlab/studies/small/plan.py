@@ -15,6 +15,7 @@ SPEED = {
 }
 SIDE_BY_SIDE = 1.1  # how much sooner three networks are trained and scored at a time: one alone fills the GPU
 SUPERVISED_SPEED = 3.0  # of DINO's: one view instead of eight, no teacher
+TUNING_SHARE = {"tiny": 1.0, "small": 0.6}  # of the steps of a tuning, so that each part takes a few minutes
 START_MINUTES, SCORING_MINUTES, LOOKING_MINUTES = 0.4, 0.5, 2.5  # estimates, too
 
 FULL = StudyEffort(
@@ -98,6 +99,10 @@ def tried_rates(recipe: str, effort: StudyEffort) -> tuple[float, ...]:
     """Learning rates; for the whole study half, once and twice that of the recipe."""
     own = find_recipe(recipe).optim.lr
     return effort.tuned_rates or (own / 2, own, 2 * own)
+
+
+def tuning_steps(size: str, effort: StudyEffort) -> int:
+    return max(2, round(effort.tuning_steps["dino"] * TUNING_SHARE[size]))
 
 
 def seeds_of(size: str, family: Family, seeds: tuple[int, ...]) -> tuple[int, ...]:
