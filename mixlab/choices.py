@@ -5,7 +5,8 @@ They are here and not beside the code that acts on them, because that code impor
 
 from typing import Literal
 
-Fit = Literal["crop", "squash"]  # how an image becomes a square, see `data.decode.fit_image`
+Fit = Literal["square", "crop", "squash"]  # how an image becomes a square: the middle one of it, the part of that one
+# that kNN and probes see, or the whole image, aspect ratio not kept (`analysis.viewed_images.view_of`)
 PrecisionChoice = Literal["auto", "bf16", "fp32"]
 InferenceMode = Literal["single", "multi", "slide"]  # of a segmenter
 HeadKind = Literal["mask", "cascade"]  # of a detector
@@ -16,6 +17,7 @@ TEMPERATURE = 0.07  # of their votes, DINO
 OUTPUT = "output"  # a probe or kNN reads what the backbone itself returns
 SCORED_FIT: Fit = "squash"  # of `mixlab auc`: all of an image and of its mask, as in every published score
 NUM_DRAWN = 6  # images of `mixlab maps`
+SHOWN_FIT: Fit = "square"  # of `mixlab maps` and the page: nothing is zoomed away
 SHOWN_MAP = "isolation"  # of `mixlab maps` and the page: of networks without labels it shows most
 NUM_RANKED = 4  # images of `mixlab rank`
 NO_TARGET = "no target given; name a run, a zoo model (see `mixlab models`), shipped/NAME or timm/NAME"

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Sized
 from contextlib import contextmanager
 from difflib import SequenceMatcher, get_close_matches
+from types import UnionType
 
 EXTRA_OF = {  # modules that only some commands need: pip install 'mixlab[EXTRA]'
     "faster_coco_eval": "detect",
@@ -57,6 +58,12 @@ def check_counts(**counts: int | None) -> None:
     for name, number in counts.items():
         if number is not None and number < 1:
             raise InputError(f"--{name.replace('_', '-')} is {number}; give at least 1")
+
+
+def check_kind(given: object, kind: type | UnionType, way_out: str) -> None:
+    """Refuse an argument of another kind, such as a network in place of a run; `way_out` says what to give."""
+    if not isinstance(given, kind):
+        raise InputError(f"got a {type(given).__name__}; {way_out}")
 
 
 def did_you_mean(word: str, known: Iterable[str], *, otherwise: str = "", prefix: str = "") -> str:

@@ -13,7 +13,7 @@ from mixlab.analysis.maps import MapOfFeatures, default_map, find_map, plugins_o
 from mixlab.analysis.pca import PCAMaps, pca_maps
 from mixlab.analysis.viewed_images import ImageBatch, ViewedImages
 from mixlab.backbones.backbone import Backbone
-from mixlab.choices import NUM_DRAWN
+from mixlab.choices import NUM_DRAWN, SHOWN_FIT
 from mixlab.data.given import AnyData
 from mixlab.errors import InputError
 from mixlab.evaluation.target import Target, distinct_targets
@@ -28,7 +28,7 @@ class MapsResult:
     subjects: tuple[dict[str, Any], ...]  # their descriptions
     protocol: MapProtocol
     pca_fit: str
-    pca_threshold: float
+    pca_threshold: float | None
     seen: ImageBatch
     names: dict[str, str]  # which map
     maps: dict[str, Tensor]  # (B, [K,] h, w)
@@ -67,13 +67,13 @@ class MapsResult:
 
 @torch.no_grad()
 def activation_maps(
-    targets: Sequence[Target | Backbone],
+    targets: Target | Backbone | Sequence[Target | Backbone],
     images: ViewedImages | AnyData,
     *,
     map_name: str | None = None,
     layer: int = -1,
     pca_fit: Literal["image", "set"] = "image",
-    pca_threshold: float = 0.0,
+    pca_threshold: float | None = None,
     progress: Callable[[], None] | None = None,
 ) -> MapsResult:
     """Compute one map of each network, by name or its default, and its principal components after the same layer.
@@ -83,7 +83,7 @@ def activation_maps(
     """
     targets = distinct_targets(targets)
     if not isinstance(images, ViewedImages):
-        images = ViewedImages(images, size=targets[0].backbone.image, num_images=NUM_DRAWN)
+        images = ViewedImages(images, size=targets[0].backbone.image, fit=SHOWN_FIT, num_images=NUM_DRAWN)
     seen = images.together()
     names: dict[str, str] = {}
     maps: dict[str, Tensor] = {}

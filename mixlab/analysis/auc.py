@@ -29,7 +29,7 @@ from mixlab.evaluation.target import Target, distinct_targets
 
 
 def score_maps(
-    targets: Sequence[Target | Backbone],
+    targets: Target | Backbone | Sequence[Target | Backbone],
     images: ViewedImages | AnyData,
     *,
     study: str = "model",

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mixlab.analysis.pca import check_patches, is_on_border
+from mixlab.analysis.patches import check_patches, is_on_border
 
 WEAKEST = 1e-5  # what joins patches of other directions: the graph stays in one piece
 ALIKE = 1e-9  # an eigenvalue below is rounding: there is nothing to part

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mixlab.analysis.pca import check_patches, is_on_border
+from mixlab.analysis.patches import check_patches, is_on_border
 
 LEAVING = 0.05  # flow from a patch of the border out of the image, as a share of its flow to all patches
 WEAKEST = 1e-4  # flow between patches of other directions: nothing is cut off

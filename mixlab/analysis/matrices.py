@@ -11,6 +11,7 @@ from torch import Tensor
 from mixlab.analysis.exhibit import Exhibit, Picture
 from mixlab.analysis.registry import register_analysis
 from mixlab.analysis.viewed_images import ViewedImages
+from mixlab.choices import SHOWN_FIT
 from mixlab.errors import InputError
 from mixlab.evaluation.target import Target
 from mixlab.mixers import ConvMixing, Mixing
@@ -27,7 +28,7 @@ ABOUT = (
 )
 
 
-@register_analysis("matrices", data="photo", num_images=1)
+@register_analysis("matrices", data="photo", num_images=1, fit=SHOWN_FIT)
 @torch.no_grad()
 def draw_matrices(
     targets: Sequence[Target],

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mixlab.analysis.exhibit import Exhibit, Picture
-from mixlab.analysis.pca import is_on_border
+from mixlab.analysis.patches import is_on_border
 from mixlab.analysis.registry import register_analysis
 from mixlab.analysis.viewed_images import ViewedImages
 from mixlab.backbones.backbone import Backbone

@@ -1,4 +1,7 @@
-"""Principal components of patch features as pictures: the first shows the foreground, three more give colours.
+"""Principal components of patch features as pictures: three give colours, where an object probably is.
+
+An object is where the map `isolation` exceeds its mean: that finds more of it (EXPERIMENTS.md) than a threshold of the
+first component, as DINOv2 and Dino-Mamba set one.
 
 Signs. A principal component has no sign of its own, so each gets one by rule: the first is negative on the border of
 the images (photographs show their subject inside); the others have a positive sum of cubed loadings, a smooth form of
@@ -7,12 +10,13 @@ same picture on any machine, and noise flips a sign only if the deciding value i
 """
 
 import math
-from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+from mixlab.analysis.isolation import isolation_maps
+from mixlab.analysis.patches import check_patches, is_on_border
 from mixlab.errors import InputError
 
 NUM_COMPONENTS = 4
@@ -33,34 +37,28 @@ class PCA(NamedTuple):
 
 
 class PCAMaps(NamedTuple):
-    """What Figures 6 and 12 of the paper show, for patches (B, h, w, D)."""
+    """What Figures 6 and 12 of Dino-Mamba show, for patches (B, h, w, D)."""
 
     first: Tensor  # (B, h, w): the first component in standard deviations
-    foreground: Tensor  # (B, h, w) of bool: where it exceeds the threshold
+    foreground: Tensor  # (B, h, w) of bool: where an object probably is
     colours: Tensor  # (B, h, w, 3) in [0, 1]: components 2 to 4 on the foreground, zero elsewhere
     explained: Tensor  # (B, 4) or (1, 4): the share of the variance in each component
 
 
-def pca_maps(patches: Tensor, *, fit: Literal["image", "set"] = "image", threshold: float = 0.0) -> PCAMaps:
+def pca_maps(patches: Tensor, *, fit: Literal["image", "set"] = "image", threshold: float | None = None) -> PCAMaps:
     """Principal component maps of patch features (B, h, w, D), fitted to each image or to the whole set.
 
-    One threshold serves all images and models, since the component is measured in its own standard deviations: 0 keeps
-    what lies on the foreground side of the mean. Colours are scaled to [0, 1] over the foreground of each fit.
+    The foreground is where `isolation_maps` exceed their mean. With a threshold, it is where the first component
+    exceeds so many of its standard deviations: 0 keeps what lies on the foreground side of the mean. Colours are scaled
+    to [0, 1] over the foreground of each fit.
     """
     if fit not in ("image", "set"):
         raise InputError(f'fit is {fit!r}; components are fitted to each "image" or to the whole "set"')
-    if not math.isfinite(threshold):
+    if threshold is not None and not math.isfinite(threshold):
         raise InputError(f"the threshold is {threshold}; give a number of standard deviations, such as 0")
     check_patches(patches)
     parts = [_fitted_maps(part, threshold) for part in (patches.split(1) if fit == "image" else [patches])]
     return PCAMaps(*(torch.cat(field) for field in zip(*parts, strict=True)))
-
-
-def check_patches(patches: Tensor) -> None:
-    if patches.ndim != 4 or 0 in patches.shape:
-        raise InputError(f"patches have shape {tuple(patches.shape)}; they must be (B, h, w, D) and not empty")
-    if not patches.isfinite().all():
-        raise InputError("patches hold NaN or infinity, which have no map; check the weights and images")
 
 
 def fit_pca(patches: Tensor) -> tuple[PCA, Tensor]:
@@ -87,20 +85,17 @@ def fit_pca(patches: Tensor) -> tuple[PCA, Tensor]:
     return PCA(mean, directions, variances), shares
 
 
-def _fitted_maps(patches: Tensor, threshold: float) -> PCAMaps:
+def _fitted_maps(patches: Tensor, threshold: float | None) -> PCAMaps:
     pca, shares = fit_pca(patches)
     scores = pca.scores(patches)  # (B, h, w, 4)
     first, colours = scores[..., 0], scores[..., 1:]
-    foreground = first > threshold
+    if threshold is None:
+        inside = isolation_maps(patches)
+        foreground = inside > inside.mean((1, 2), keepdim=True)
+    else:
+        foreground = first > threshold
     if not foreground.any():
         return PCAMaps(first, foreground, torch.zeros_like(colours), shares[None])
     low, high = colours[foreground].aminmax(dim=0)
     scaled = torch.where(high > low, (colours - low) / (high - low), 0.5)
     return PCAMaps(first, foreground, torch.where(foreground[..., None], scaled, 0), shares[None])
-
-
-def is_on_border(grid: Sequence[int], device: torch.device | None = None) -> Tensor:
-    """True on the outermost patches of a grid (h, w): bool (h, w)."""
-    border = torch.ones(*grid, dtype=torch.bool, device=device)
-    border[1:-1, 1:-1] = False
-    return border

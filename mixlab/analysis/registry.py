@@ -62,7 +62,7 @@ class Analysis:
         self, targets: Target | Backbone | Sequence[Target | Backbone], images: ViewedImages | AnyData, **options: Any
     ) -> Exhibit:
         """What it finds. `images` by a name, as `--data` takes it, are seen at the size of the first network."""
-        several = distinct_targets([targets] if isinstance(targets, Target | Backbone) else targets)
+        several = distinct_targets(targets)
         if not isinstance(images, ViewedImages):
             size = several[0].backbone.image
             images = ViewedImages(images, size=size, fit=self.fit, num_images=self.num_images)

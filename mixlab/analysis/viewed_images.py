@@ -30,7 +30,8 @@ def shown_size(image: int) -> int:
 
 
 def view_of(size: int, fit: Fit) -> CentreView:
-    """What is seen of an image: "crop" is a centre crop, as in kNN; "squash" the whole image, aspect ratio not kept."""
+    """What is seen of an image: "square" is the largest square in its middle, "crop" the centre crop of that, as in
+    kNN, "squash" the whole image, aspect ratio not kept."""
     return CentreView(size) if fit == "crop" else CentreView(size, crop_share=1.0, fit=fit)
 
 
@@ -63,7 +64,7 @@ class ViewedImages:
         workers: int = 0,  # processes that read
     ) -> None:
         if fit not in get_args(Fit):
-            raise InputError(f"fit {fit!r} is unknown; choose 'crop' (centre crop) or 'squash' (the whole image)")
+            raise InputError(f"fit {fit!r} is unknown; choose 'square', 'crop' (as kNN) or 'squash' (the whole image)")
         if batch < 1 or (num_images is not None and num_images < 1):
             raise InputError(f"batch {batch} and num_images {num_images} must be at least 1")
         given = as_data(data)

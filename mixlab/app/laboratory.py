@@ -94,7 +94,7 @@ class Laboratory:
             case RowQuestion():
                 return look.row(question)
             case RowsQuestion():
-                return look.rows(question.head)
+                return look.rows(question)
             case ScoreQuestion():
                 return look.score(question)
             case _:

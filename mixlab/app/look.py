@@ -1,7 +1,7 @@
 """One look at one model and one picture: the answers of the page, computed."""
 
 import math
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from mixlab.analysis.binary_auc import binary_auc, centre_prior, roc_curves
 from mixlab.analysis.maps import MapOfFeatures, find_map, summary_rows
 from mixlab.analysis.pca import pca_maps
 from mixlab.app.jobs import Progress
-from mixlab.app.questions import MaskedQuestion, ModelCard, RowQuestion, decode_runs
+from mixlab.app.questions import MaskedQuestion, ModelCard, RowQuestion, RowsQuestion, decode_runs
 from mixlab.app.traces import Sight, Traces
 from mixlab.backbones.tokens import Features
 from mixlab.data.masks import IGNORE
@@ -82,8 +82,10 @@ class Look:
             "head_name": name,
         }
 
-    def rows(self, head: int | None) -> dict[str, Any]:
-        """The rows of all patches over all patches, each in shades of its own without itself: to be taken along."""
+    def rows(self, question: RowsQuestion) -> dict[str, Any]:
+        """The rows (or columns) of all patches over all patches, each in shades of its own, as the page draws it: to be
+        taken along.
+        """
         grid = self._features(self._layer).grid
         num_patches = grid[0] * grid[1]
         if num_patches > MAX_ROWS:
@@ -91,15 +93,23 @@ class Look:
                 f"{self._card.id} has {num_patches} patches; a page can be saved with up to {MAX_ROWS}: "
                 "start the page with a smaller --image, or choose a later layer"
             )
-        matrix, name = self._weights(head)
+        matrix, name = self._weights(question.head)
         patches = self._patch_tokens(grid)
-        weights = matrix.abs()
+        weights = matrix.abs() if question.sense == "row" else matrix.abs().mT
         own = weights.diagonal()[patches] / weights[patches].sum(1).clamp(min=1e-30)
-        among = weights[patches][:, patches].fill_diagonal_(float("nan"))
-        low, high = among.nan_to_num(torch.inf).amin(1, keepdim=True), among.nan_to_num(0).amax(1, keepdim=True)
-        shares = ((among - low) / (high - low).clamp(min=1e-30)).nan_to_num(1.0).clamp(0, 1)
-        shades = (255 * shares).round().to(torch.uint8).numpy()
-        return {"shades": shades, "own": own.numpy(), "grid": list(grid), "head_name": name}
+        among = weights[patches][:, patches]
+        low, high = _ends(among, question.scale)
+        scaled = Tensor.log if question.scale == "log" else Tensor.float
+        first, last = scaled(low), scaled(high)
+        shares = ((scaled(among.clamp(min=low)) - first) / (last - first).clamp(min=1e-30)).clamp(0, 1)
+        return {
+            "shades": (255 * shares).round().to(torch.uint8).numpy(),
+            "low": low[:, 0].numpy(),
+            "high": high[:, 0].numpy(),
+            "own": own.numpy(),
+            "grid": list(grid),
+            "head_name": name,
+        }
 
     def score(self, question: MaskedQuestion) -> dict[str, Any]:
         stack = self._map(self._chosen(question.map), self._layer)
@@ -186,6 +196,15 @@ def head_name(mixing: Mixing, head: int | None) -> str:
     if isinstance(mixing, SSDMixing) and mixing.num_reverse:
         return f"{name}, from the {'right' if head >= mixing.num_heads - mixing.num_reverse else 'left'}"
     return name
+
+
+def _ends(weights: Tensor, scale: Literal["linear", "log"]) -> tuple[Tensor, Tensor]:
+    """What is darkest and brightest in each row (N, 1) of the patches' own weights (N, N)."""
+    own, most = torch.eye(len(weights), dtype=torch.bool), weights.amax(1, keepdim=True)
+    least = weights.masked_fill(own, torch.inf).amin(1, keepdim=True).minimum(most)
+    if scale == "log":
+        return least.maximum(most * 10.0**-DECADES).clamp(min=1e-30), most
+    return least, weights.masked_fill(own, 0).amax(1, keepdim=True)  # a patch itself often has nearly all of the weight
 
 
 def _log_shades(values: Tensor, low: float, high: float) -> Tensor:

@@ -64,7 +64,7 @@ def decode_mask(data: bytes, picture: Picture, *, max_pixels: int) -> MaskValues
 
 
 def square_picture(pixels: Pixels, size: int, fit: Fit) -> Pixels:
-    """The input of the models, at size x size: the centre crop of `rank`, `maps` and kNN."""
+    """The input of the models, at size x size, as `maps` and `auc` make it."""
     view = view_of(size, fit)
     image = to_tensor(fit_image(Image.fromarray(pixels), size=view.load_size, fit=fit))
     return view.crop(image).permute(1, 2, 0).numpy()
@@ -76,6 +76,22 @@ def square_mask(mask: MaskValues, size: int, fit: Fit) -> MaskValues:
     side = view.load_size
     fitted = image.resize((side, side), Image.Resampling.NEAREST, box=fit_box(image.size, fit, side))
     return view.crop(torch.from_numpy(np.array(fitted))).numpy()
+
+
+def seen_part(pixels: Pixels, size: int, fit: Fit) -> tuple[float, float, float, float]:
+    """Which part (left, top, right, bottom) of a picture that square shows, as shares of its sides."""
+    height, width = pixels.shape[:2]
+    view = view_of(size, fit)
+    left, top, right, bottom = fit_box((width, height), fit, view.load_size)
+    cut = (view.load_size - size) // 2  # as `cut_middle`
+    first, last = cut / view.load_size, (cut + size) / view.load_size
+    across, down = right - left, bottom - top
+    return (
+        (left + first * across) / width,
+        (top + first * down) / height,
+        (left + last * across) / width,
+        (top + last * down) / height,
+    )
 
 
 def read_samples(data: Sequence[str], count: int) -> list[Picture]:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from mixlab.choices import SHOWN_FIT, Fit
 from mixlab.errors import InputError
 
 SIDE = 256  # pixels a side of every mask on the page
@@ -94,7 +95,7 @@ class LookQuestion(BaseModel):
     is_long: ClassVar[bool] = False  # long work has a queue of its own, so that clicks never wait for it
 
     picture: str = Field(max_length=80)
-    fit: Literal["crop", "squash"] = "crop"
+    fit: Fit = SHOWN_FIT
     model: str = Field(max_length=200)
     layer: int = Field(ge=0, le=10_000)
 
@@ -130,10 +131,12 @@ class RowQuestion(LookQuestion):
 
 
 class RowsQuestion(LookQuestion):
-    """The rows of all patches in shades, for a view that works without the server."""
+    """The rows (or columns) of all patches in shades, for a view that works without the server."""
 
     kind: Literal["rows"]
     head: int | None = Field(default=None, ge=0, le=100_000)
+    sense: Literal["row", "column"] = "row"
+    scale: Literal["linear", "log"] = "linear"
 
 
 class MaskedQuestion(LookQuestion):

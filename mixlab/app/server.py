@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import secrets
-import threading
 from collections.abc import AsyncIterator, Iterable
 from concurrent.futures import CancelledError as FutureCancelledError
 from concurrent.futures import Future
@@ -23,17 +22,9 @@ from mixlab.app.exhibits import find_figure, media_type
 from mixlab.app.guard import Guard, error_response
 from mixlab.app.jobs import Answer, CancelledError, Jobs, Progress, QueueFullError, Ticket
 from mixlab.app.laboratory import Laboratory
-from mixlab.app.pictures import (
-    PictureStore,
-    UnknownPictureError,
-    decode_mask,
-    decode_picture,
-    square_mask,
-    square_picture,
-    to_png,
-)
-from mixlab.app.questions import SIDE, AnyQuestion, encode_runs, to_json
-from mixlab.choices import Fit
+from mixlab.app.picture_routes import MAX_PIXELS, add_pictures
+from mixlab.app.pictures import PictureStore, UnknownPictureError
+from mixlab.app.questions import SIDE, AnyQuestion, to_json
 from mixlab.errors import InputError, WorkError
 
 STATIC = Path(__file__).parent / "static"
@@ -45,9 +36,7 @@ MEDIA_TYPES = {
 }
 MAX_BODY = 20 * 2**20
 MAX_QUESTION = 2**20
-MAX_UPLOADS = 4
 MAX_ARRIVING = 8 * MAX_BODY
-MAX_PIXELS = 64_000_000  # more than a telephone's 50 million
 MAX_WAIT_MS = 2000
 LOGGER = logging.getLogger("mixlab.app")
 
@@ -81,7 +70,7 @@ def create_app(
     _add_page(web)
     _add_about(web, laboratory)
     _add_exhibits(web, laboratory)
-    _add_pictures(web, pictures)
+    add_pictures(web, pictures)
     _add_questions(web, laboratory, pictures, jobs)
     names = frozenset({"localhost", *hosts})
     return Guard(
@@ -143,49 +132,6 @@ def _add_exhibits(web: FastAPI, laboratory: Laboratory) -> None:
             raise HTTPException(404, f"there is no picture {figure} of result {number} here")
         content = await asyncio.to_thread(file.read_bytes)
         return Response(content, media_type=media_type(file), headers={"cache-control": "no-cache"})
-
-
-def _add_pictures(web: FastAPI, pictures: PictureStore) -> None:
-    # Bounds the memory: so many files at once, and one of them decoded.
-    places, one_at_a_time = asyncio.Semaphore(MAX_UPLOADS), threading.Lock()
-
-    @web.post("/api/pictures", status_code=201)
-    async def add_picture(request: Request) -> Response:
-        def decode(data: bytes) -> dict[str, Any]:
-            with one_at_a_time:
-                picture = pictures.add(decode_picture(data, max_pixels=MAX_PIXELS))
-            height, width = picture.pixels.shape[:2]
-            return {"id": picture.id, "width": width, "height": height}
-
-        data = await _body(request)
-        async with places:
-            return JSONResponse(await asyncio.to_thread(decode, data), 201)
-
-    @web.get("/api/pictures/{picture_id}")
-    async def show_picture(picture_id: str, fit: Fit = "crop", size: int = Query(512, ge=32, le=1024)) -> Response:
-        picture = pictures.find(picture_id)
-        png = await asyncio.to_thread(lambda: to_png(square_picture(picture.pixels, size, fit)))
-        return Response(png, media_type="image/png", headers={"cache-control": "no-store"})  # names return, next time
-
-    @web.get("/api/pictures/{picture_id}/mask")
-    async def show_mask(picture_id: str, fit: Fit = "crop") -> Response:
-        mask = pictures.find(picture_id).mask
-        if mask is None:
-            raise HTTPException(404, f"{picture_id!r} comes without a mask; draw one or upload one")
-        return JSONResponse({"mask": encode_runs(square_mask(mask, SIDE, fit))})
-
-    @web.post("/api/pictures/{picture_id}/mask")
-    async def read_mask(picture_id: str, request: Request, fit: Fit = "crop") -> Response:
-        picture = pictures.find(picture_id)
-
-        def decode(data: bytes) -> dict[str, Any]:
-            with one_at_a_time:
-                mask = decode_mask(data, picture, max_pixels=MAX_PIXELS)
-            return {"mask": encode_runs(square_mask(mask, SIDE, fit))}
-
-        data = await _body(request)
-        async with places:
-            return JSONResponse(await asyncio.to_thread(decode, data))
 
 
 def _add_questions(web: FastAPI, laboratory: Laboratory, pictures: PictureStore, jobs: Jobs) -> None:
@@ -272,13 +218,6 @@ def _add_errors(web: FastAPI) -> None:
     web.add_exception_handler(UnknownPictureError, said(404))
     web.add_exception_handler(InputError, said(422))
     web.add_exception_handler(WorkError, said(422))  # such as a plugin's map of another shape
-
-
-async def _body(request: Request) -> bytes:
-    data = await request.body()
-    if not data:
-        raise HTTPException(400, "nothing was sent; send the bytes of an image file")
-    return data
 
 
 async def _is_done(future: Future[Answer], timeout_s: float, request: Request) -> bool:

@@ -33,8 +33,8 @@ class ViewedTargets(SeveralTargets):
     file may also be given among the targets."""
     num_images: int | None = None  # number of images, evenly spaced; default: depends on the analysis.
     fit: Fit | None = None
-    """crop (centre crop, as in kNN and probes) or squash (the whole image, aspect ratio not kept); default: depends on
-    the analysis."""
+    """square (the largest square in the middle), crop (centre crop of it, as in kNN and probes) or squash (the whole
+    image, aspect ratio not kept); default: depends on the analysis."""
 
 
 def command_of(analysis: Analysis) -> Callable[..., dict[str, Any]]:

@@ -1,7 +1,8 @@
 """`mixlab auc`: Binary-AUC of activation maps, its baselines beside it, and the studies of the paper's Figure 4."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from statistics import fmean
 from typing import Any
 
 from mixlab.analysis.score_differences import ScoreDifference
@@ -35,8 +36,8 @@ def auc(
             and also norm, isolation and, if the network has it, mixing_mean.
         num_images: number of images, evenly spaced; default: all.
         batch: images per forward pass.
-        fit: squash (the whole image and mask, aspect ratio not kept, as in our published scores) or crop (centre crop,
-            as in kNN and probes).
+        fit: squash (the whole image and mask, aspect ratio not kept, as in our published scores), square (the largest
+            square in the middle) or crop (centre crop of it, as in kNN and probes).
         twins: also score each trained model's untrained twin on the same images.
     """
     from mixlab.analysis.auc import STUDIES, run_studies
@@ -158,11 +159,41 @@ def _print(answer: WideAnswer, content: dict[str, Any]) -> None:
             f"{missing} of {missing + most['auc']['n']} images {'is' if missing == 1 else 'are'} left out for "
             f"{most['label']}: no foreground or no background in the cells of its map; a larger --image has more cells"
         )
-    for comparison in content["comparisons"]:
-        answer.line(str(ScoreDifference.from_json(comparison)))
+    if content["study"] == "model" and len(order) > 2:
+        about = f"minus the next: on the same images, ±: each at 95 %; all {len(content['comparisons'])} pairs: --json"
+        answer.table(f"Networks by rank, {about}", RANKED, _ranked(content))
+    else:
+        for comparison in content["comparisons"]:
+            answer.line(str(ScoreDifference.from_json(comparison)))
     for label, correlation in content["correlations"].items():
         figure = correlation | {"mean": correlation["spearman"]}
         answer.line(f"rank correlation, {label}: {_signed(figure)}, n = {correlation['n']}")
+
+
+RANKED = ("map", "model", "AUC", "minus the next", "significantly above")
+
+
+def _ranked(content: dict[str, Any]) -> Iterator[tuple[str | None, ...]]:
+    """By each map, the networks from the highest score on: what decides their order, of all pairs that are compared."""
+    gaps: dict[tuple[str, ...], dict[str, Any]] = {}
+    for one in content["comparisons"]:
+        first, second, gap = (one["first"], one["map"]), (one["second"], one["second_map"]), one["difference"]
+        gaps[first + second] = gap
+        ends = zip(("mean", "low", "high"), (gap["mean"], gap["high"], gap["low"]), strict=True)
+        gaps[second + first] = {name: None if end is None else -end for name, end in ends}
+    beside = dict.fromkeys(row["map"] for row in content["beside"])
+    for rows in (content["rows"], *([row for row in content["beside"] if row["map"] == name] for name in beside)):
+        scores: dict[tuple[str, str], list[float]] = {}  # of a map with several parts, their mean counts
+        for row in rows:
+            if row["auc"]["n"]:
+                scores.setdefault((row["label"], row["map"]), []).append(row["auc"]["mean"])
+        ranked = sorted(scores, key=lambda each: -fmean(scores[each]))
+        for place, (label, name) in enumerate(ranked if len(ranked) > 1 else []):
+            below = {other: gaps[label, name, *other] for other in ranked[place + 1 :]}
+            above = [other[0] for other, gap in below.items() if gap["low"] is not None and gap["low"] > 0]
+            told = "all below" if len(above) == len(below) > 1 else ", ".join(above) or "none"
+            following = with_margin(next(iter(below.values())), "+.3f") if below else None
+            yield name, label, f"{fmean(scores[label, name]):.3f}", following, told if below else None
 
 
 def _unscored(content: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:

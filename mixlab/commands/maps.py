@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
-from mixlab.choices import NUM_DRAWN, SHOWN_MAP, Fit
+from mixlab.choices import NUM_DRAWN, SHOWN_FIT, SHOWN_MAP, Fit
 from mixlab.commands.answer import Answer
 from mixlab.commands.options import Flat, SeveralTargets
 from mixlab.commands.output import evaluation_machine, print_left_out, progress_bar
@@ -28,8 +28,8 @@ def maps(
     layer: int = -1,
     num_images: int = NUM_DRAWN,
     pca_fit: Literal["image", "set"] = "image",
-    pca_threshold: float = 0.0,
-    fit: Fit = "crop",
+    pca_threshold: float | None = None,
+    fit: Fit = SHOWN_FIT,
 ) -> dict[str, Any]:
     """Draw activation maps and principal components, models side by side on the same images.
 
@@ -43,10 +43,11 @@ def maps(
             register); or several maps of features, such as cosine+front_cosine.
         layer: read the map after this layer, counted from 0; negative numbers count from the end.
         num_images: number of images to draw, evenly spaced.
-        fit: crop (centre crop, as in kNN and probes) or squash (whole image, aspect ratio not kept); also for masks.
+        fit: square (the largest square in the middle), crop (centre crop of it, as in kNN and probes) or squash (whole
+            image, aspect ratio not kept); also for masks.
         pca_fit: fit principal components to each image, or to all images together.
-        pca_threshold: a patch is foreground if its first component exceeds this, in standard deviations; the same for
-            all models.
+        pca_threshold: colour components where the first one exceeds this, in standard deviations, such as 0; by default
+            they are coloured where the map isolation exceeds its mean.
     """
     from mixlab.analysis.activation_maps import activation_maps
     from mixlab.analysis.figures import save_figure

@@ -111,8 +111,8 @@ def percent(value: float | None) -> float | None:
 
 
 def percent_interval(row: dict[str, Any]) -> str:
-    """The ends of an interval in per cent."""
-    return "-" if row["low"] is None else f"{100 * row['low']:.1f} to {100 * row['high']:.1f}"
+    """The ends of an interval in per cent, with the decimals of `percent`: those of 0.01 % are not both 0.0."""
+    return "-" if row["low"] is None else f"{100 * row['low']:.2f} to {100 * row['high']:.2f}"
 
 
 def with_margin(figure: dict[str, Any], form: str = ".3f") -> str:

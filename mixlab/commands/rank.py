@@ -40,7 +40,8 @@ def rank(
 
     Args:
         num_images: number of images, evenly spaced; ranks are means over them.
-        fit: crop (centre crop, as in kNN and probes) or squash (the whole image, aspect ratio not kept).
+        fit: crop (centre crop, as in kNN and probes), square (the largest square in the middle) or squash (the whole
+            image, aspect ratio not kept).
         layers: which layers, counted from 0; default: all. Negative numbers count from the end.
         heads: which heads, counted from 0; default: all, or 64 evenly spaced ones.
         chunk: block size C in tokens; default: 256, or half the tokens if there are fewer than 512.

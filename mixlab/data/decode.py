@@ -198,7 +198,7 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
 
 def fit_image(image: Image.Image, *, size: int, fit: str) -> Image.Image:
-    """Bring an image to size x size: `squash` keeps all of it, `crop` keeps its shape and cuts the longer side."""
+    """Bring an image to size x size: `squash` keeps all of it, `crop` and `square` its shape: they cut the sides."""
     return _resized(image, size, fit_box(image.size, fit, size))
 
 
@@ -216,11 +216,11 @@ def fit_box(image: tuple[int, int], fit: str, size: int) -> Box:
     width, height = image
     if fit == "squash":
         return (0.0, 0.0, float(width), float(height))
-    if fit == "crop":
+    if fit in ("crop", "square"):
         left, right = _middle(width, min(image), size)
         top, bottom = _middle(height, min(image), size)
         return (left, top, right, bottom)
-    raise InputError(f"fit {fit!r} is unknown; choose 'squash' (the whole image) or 'crop' (centre crop)")
+    raise InputError(f"fit {fit!r} is unknown; choose 'squash' (the whole image), 'square' or 'crop' (its middle)")
 
 
 def load_size(size: int, crop_share: float) -> int:

@@ -23,16 +23,17 @@ from mixlab.backbones.weights.reading import WeightsError, read_weights
 from mixlab.backbones.zoo import create_model
 from mixlab.choices import OUTPUT
 from mixlab.data.imagenet_labels import imagenet_classes
-from mixlab.errors import InputError
+from mixlab.errors import InputError, check_kind
 from mixlab.evaluation.features import FeaturePlan, HeadInput
 from mixlab.evaluation.machine import CentreView
 from mixlab.evaluation.probe_head import ProbeHead, load_head
-from mixlab.evaluation.target import Target, load_target, network_digest, split_target, weights_checksum
+from mixlab.evaluation.target import Target, as_target, load_target, network_digest, split_target, weights_checksum
 from mixlab.run import RunDirectory, Subject
 from mixlab.run.files import read_json
 from mixlab.training.distributed import choose_device
 
 TRAINED, RELEASED_WITH = "trained with it", "its own"  # kinds of classifiers that are no probes
+PROBE = "best_head.safetensors from evaluate_linear_probe(backbone, data, folder=...)"
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,13 @@ class NamedClassifier:
         """What a result says of it, as JSON."""
         about = {"seed": self.seed, "classifier": ", ".join(filter(None, (self.kind, self.head)))}
         return asdict(self.subject) | about
+
+
+def check_classifier(given: object) -> None:
+    """Refuse what has no names for its outputs, such as a backbone."""
+    named = "give a classifier with a name for each output: load_classifier(NAME) of a run or timm/MODEL"
+    probed = f"load_classifier(backbone, head=FILE), {PROBE}"
+    check_kind(given, NamedClassifier, f"{named}, or {probed}")
 
 
 class ProbedBackbone(nn.Module):
@@ -207,9 +215,9 @@ def own_probe(run: Path, of: Backbone | None = None) -> Path | None:
 
 
 def load_classifier(
-    text: str,
+    text: str | Path | Target | Backbone,
     *,
-    head: Path | None = None,
+    head: str | Path | None = None,
     weights: str | None = None,
     training: str | None = None,
     image: int | None = None,
@@ -219,7 +227,19 @@ def load_classifier(
 ) -> NamedClassifier:
     """The classifier of a TARGET: the probe in the file `head`, the run's own probe, the classifier that it was trained
     with or that its released weights include, or timm's own. `results` is a directory that may hold a probe of a TARGET
-    which has none of its own."""
+    which has none of its own. In place of a TARGET, it takes a network in memory and the probe in `head`."""
+
+    def probed(target: Target, file: str | Path) -> NamedClassifier:
+        probe, backbone = load_head(file, target.backbone), target.backbone
+        size = image or int(probe.about.get("image", backbone.image))
+        share = crop_share or float(probe.about.get("crop_share", backbone.crop_share))
+        return probe_classifier(target, probe, view=CentreView(size, share))
+
+    if not isinstance(text, str | Path):
+        target = as_target(text)
+        if head is None:
+            raise InputError(f"{target.label} has no classifier: give head=FILE, {PROBE}")
+        return probed(target, head)
     name, label = split_target(text)
 
     def from_timm(model: str) -> NamedClassifier:
@@ -236,10 +256,7 @@ def load_classifier(
     elif head is None and results is not None:
         head = own_probe(results, of=target.backbone)
     if head is not None:
-        probe = load_head(head, target.backbone)
-        size = image or int(probe.about.get("image", target.backbone.image))
-        view = CentreView(size, crop_share or float(probe.about.get("crop_share", target.backbone.crop_share)))
-        return probe_classifier(target, probe, view=view)
+        return probed(target, head)
     view = CentreView(image or target.backbone.image, crop_share or target.backbone.crop_share)
     if (place / "classifier.safetensors").is_file():
         classes = RunDirectory.open(place).read_config().get("classes", [])

@@ -114,6 +114,7 @@ class DenseRun:
     training: str  # of its backbone, before
     world: World
     changes: Sequence[dict[str, Any]] = ()  # of settings while it was trained
+    checkpoint: Path | None = None  # that it was read from, if it is not finished
 
     @property
     def method(self) -> Any:
@@ -125,7 +126,7 @@ class DenseRun:
             backbone=self.recipe.backbone,
             training=self.training,
             seed=self.config.seed,
-            weights=self.config.model.weights,
+            weights=str(self.checkpoint) if self.checkpoint else self.config.model.weights,
         )
 
     def protocol(self, data: Data, num_images: int | None) -> dict[str, Any]:
@@ -231,7 +232,7 @@ def trained_run(
     config = train_config(stored["settings"])
     known = stored.get(STARTS_FROM, {}).get("training") or _named_model(config.model).training
     with join_world(device) as world:
-        recipe = _restore(folder, stored, config)
+        recipe, checkpoint = _restore(folder, stored, config)
         recipe.network.to(world.device)
         yield DenseRun(
             label=folder.path.name,
@@ -241,6 +242,7 @@ def trained_run(
             training=training or known,
             world=world,
             changes=stored.get("changes", ()),
+            checkpoint=checkpoint,
         )
 
 
@@ -257,12 +259,12 @@ def settings_digest(config: TrainConfig, changes: Sequence[dict[str, Any]] = ())
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:12]
 
 
-def _restore(folder: RunDirectory, stored: dict[str, Any], config: TrainConfig) -> DenseRecipe:
+def _restore(folder: RunDirectory, stored: dict[str, Any], config: TrainConfig) -> tuple[DenseRecipe, Path | None]:
     exported = folder.path / "weights.safetensors"
     if not exported.is_file():
-        recipe, _ = restore_stopped(folder, stored)
+        recipe, checkpoint = restore_stopped(folder, stored)
         assert isinstance(recipe, DenseRecipe)
-        return recipe
+        return recipe, checkpoint
     num_classes = len(stored["classes"])
     recipe = config.method.build(model_from_file(exported), num_classes=num_classes, total_steps=1, steps_per_epoch=1)
     assert isinstance(recipe, DenseRecipe)
@@ -270,7 +272,7 @@ def _restore(folder: RunDirectory, stored: dict[str, Any], config: TrainConfig) 
     if not head.is_file():
         raise FileNotFoundError(f"{folder.path} has no {head.name}; run the same command again to finish it")
     recipe.load_head(read_weights(head).entries)
-    return recipe
+    return recipe, None
 
 
 def _named_model(model: ModelConfig) -> StartingPoint:

@@ -22,7 +22,7 @@ from mixlab.evaluation.probe.heads import LR_BATCH, Head, HeadGroup, check_rates
 from mixlab.evaluation.probe.result import best_head
 from mixlab.evaluation.probe.training import CachedStream
 from mixlab.evaluation.settings import LRS, WEIGHT_DECAYS
-from mixlab.training.knn import LabelledFeatures, check_classes
+from mixlab.training.knn import LabelledFeatures, check_classes, check_features
 from mixlab.training.schedules import cosine
 
 
@@ -80,6 +80,7 @@ def linear_probe(
 
     The same heads, steps and order as `evaluate_linear_probe` has for cached features. Rates are for a batch of 256.
     """
+    check_features(train, val)
     if epochs < 1 or batch < 1 or not len(train) or not len(val):
         raise InputError(f"{epochs} epochs of {len(train)} features, scored on {len(val)}; give at least 1 of each")
     check_rates(lrs, weight_decays)

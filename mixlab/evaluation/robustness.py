@@ -10,7 +10,7 @@ from typing import Any
 
 from mixlab.choices import PrecisionChoice
 from mixlab.data.source import Subset, evenly_spaced
-from mixlab.evaluation.classifier import RELEASED_WITH, TRAINED, NamedClassifier
+from mixlab.evaluation.classifier import RELEASED_WITH, TRAINED, NamedClassifier, check_classifier
 from mixlab.evaluation.machine import Machine, PrecisionInUse, precision_in_use, run_precision
 from mixlab.evaluation.paper import robustness_figure
 from mixlab.evaluation.shifted_sets import SETS, SetImages, SetScore, class_root, find_sets
@@ -98,6 +98,7 @@ def evaluate_robustness(
     `folders` are those of the sets by name (`SETS`), or one folder that holds them under their released names. At most
     `limit` images of each, evenly spaced; of these every `num_parts`-th from `part` on, to be joined by `join_parts`.
     """
+    check_classifier(classifier)
     machine = machine or Machine.of(classifier.network)
     world = machine.world
     scores: dict[str, SetScore] = {}

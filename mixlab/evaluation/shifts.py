@@ -18,7 +18,7 @@ from mixlab.data.source import ImageSource, Subset, at_most
 from mixlab.data.transforms import to_grey
 from mixlab.errors import InputError
 from mixlab.evaluation.accuracy import Accuracy
-from mixlab.evaluation.classifier import NamedClassifier
+from mixlab.evaluation.classifier import NamedClassifier, check_classifier
 from mixlab.evaluation.machine import Machine, precision_in_use, run_precision
 from mixlab.evaluation.robustness import robustness_protocol
 from mixlab.run import Measurement
@@ -148,6 +148,7 @@ def evaluate_shifts(
     `data` is a name as for `--data` (its validation split), a source or a data set, which `name` may then describe. At
     most `limit` images, evenly spaced.
     """
+    check_classifier(classifier)
     machine = machine or Machine.of(classifier.network)
     world = machine.world
     given = as_data(data)

@@ -23,7 +23,7 @@ from mixlab.backbones.wrapped import as_backbone
 from mixlab.backbones.zoo import SHIPPED, SHIPPED_TRAINING, create_model
 from mixlab.choices import NO_TARGET
 from mixlab.data.decode import SUFFIXES
-from mixlab.errors import InputError
+from mixlab.errors import InputError, check_kind
 from mixlab.evaluation.paper import pretrained_as_published, pretraining_epochs
 from mixlab.plugins import check_plugins
 from mixlab.run import UNTRAINED, RunDirectory, Subject, codec
@@ -45,6 +45,9 @@ class Target:
     probe_accuracy: float | None = None  # of the linear probes in its run, where there are any
     register_accuracies: tuple[float, ...] = ()  # linear probes on single registers, in their order
     published: bool = False  # pretrained as the networks of Dino-Mamba's tables: their figures may stand beside its own
+
+    def __post_init__(self) -> None:
+        check_kind(self.backbone, Backbone, "give a backbone: mixlab.wrap(module) makes one of any network")
 
     @cached_property
     def subject(self) -> Subject:
@@ -95,9 +98,9 @@ def as_target(given: Target | Backbone) -> Target:
     return Target(label=backbone.name, backbone=backbone.eval(), training="")
 
 
-def distinct_targets(given: Sequence[Target | Backbone]) -> list[Target]:
-    """At least one network, with distinct labels."""
-    targets = [as_target(each) for each in given]
+def distinct_targets(given: Target | Backbone | Sequence[Target | Backbone]) -> list[Target]:
+    """At least one network, with distinct labels; a single one needs no list."""
+    targets = [as_target(each) for each in ([given] if isinstance(given, Target | nn.Module) else given)]
     labels = [target.label for target in targets]
     if not labels or len(set(labels)) < len(labels):
         raise InputError(f"targets need different labels, got {labels}; write TARGET=LABEL to set them")
@@ -105,7 +108,7 @@ def distinct_targets(given: Sequence[Target | Backbone]) -> list[Target]:
 
 
 def load_target(
-    text: str,
+    text: str | Path,
     *,
     weights: str | None = None,
     training: str | None = None,
@@ -180,15 +183,22 @@ def load_targets(
     ]
 
 
-def split_target(text: str) -> tuple[str, str]:
+def split_target(text: str | Path) -> tuple[str, str]:
     """TARGET=LABEL as what is named and its label, "" without one; a path that exists may have `=` in its name."""
+    check_kind(
+        text,
+        str | Path,
+        "networks are loaded by name: a run, a file or a model; one in memory is measured as it is, and "
+        "mixlab.save_weights writes it to a file",
+    )
+    text = str(text)
     if "=" not in text or Path(text).exists():
         return text, ""
     name, _, label = text.rpartition("=")
     return name, label
 
 
-def label_of(text: str) -> str:
+def label_of(text: str | Path) -> str:
     """The label of a TARGET in tables: as given, else the name of the run or file, or the name of the model."""
     name, label = split_target(text)
     place = Path(name)

@@ -15,7 +15,7 @@ from mixlab.errors import InputError
 from mixlab.report.forms import check_form
 from mixlab.run import Measurement, RunDirectory, find_runs
 from mixlab.run.directory import AGAIN, method_of
-from mixlab.run.earlier_weights import Weights, networks_in, weights_of
+from mixlab.run.earlier_weights import Weights, find_earlier_weights, networks_in, weights_of
 from mixlab.statistics import with_interval
 
 LONG = 60  # lists longer than this are cut on the page; the file has them all
@@ -147,6 +147,7 @@ def read_findings(places: Iterable[Path]) -> Findings:
         records += own
         if rows := list(run.read_metrics()):
             findings.curves.append(Curve(run.path.name, rows, run.read_config_if_any()))
+    earlier |= find_earlier_weights(((record.content, record.measurements) for record in records), lambda: None)
     for record in records:
         findings.add_current(record, earlier)
     return findings

@@ -121,6 +121,7 @@ FORMS: dict[str, dict[str, Rule]] = {
         "subjects.*.label": TEXT,
         "maps": OBJECT,
         "pca.fit": TEXT,
+        "pca.threshold?": NUMBER,
         "figures?": ITEMS,
     },
     "matrices": {

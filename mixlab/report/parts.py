@@ -14,7 +14,8 @@ from mixlab.report.findings import Findings, Record
 from mixlab.report.models import mean_of, model_table, style_rows
 from mixlab.report.origins import commands_with_records, machines_of
 from mixlab.report.photograph import through_models
-from mixlab.report.pictures import dense_pictures, matrix_pictures, picture_rows
+from mixlab.report.pictures import dense_pictures, matrix_pictures, picture_rows, where_coloured
+from mixlab.report.probes import chosen_elsewhere
 from mixlab.report.reproduced import reproduced_part
 from mixlab.report.same_images import join_maps
 from mixlab.report.sections import auc_part, place_of, rank_part, scaling_part, training_part
@@ -39,6 +40,7 @@ def page_parts(findings: Findings, *, pictures: bool = True) -> dict[str, Any]:
         "findings": findings,
         "table": table,
         "chance": chance_level(findings),
+        "probes": chosen_elsewhere(findings),
         "maps": [picture_rows(record) for record in looks],
         "matrices": sorted(matrices, key=lambda look: place_of(look["model"]["label"], styles)),
         "auc": auc_part(findings, styles),
@@ -57,6 +59,7 @@ def page_parts(findings: Findings, *, pictures: bool = True) -> dict[str, Any]:
         "made": commands_with_records(findings),
         "machines": machines_of(findings),
         "legend": lambda labels: [(label, Markup(legend_key(styles.get(label, OTHER)))) for label in labels],
+        "coloured": where_coloured,
         "shown": shown,
         "signed": signed,
         "mean": lambda group: group[0] if len(group) == 1 else mean_of(group),

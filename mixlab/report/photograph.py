@@ -17,6 +17,7 @@ from mixlab.report.pictures import (
     matrix_picture,
     photograph,
     said_of_maps,
+    where_coloured,
 )
 from mixlab.report.sections import place_of
 from mixlab.run import UNTRAINED, base_label
@@ -48,6 +49,7 @@ def _look(record: Record, findings: Findings, styles: dict[str, LineStyle]) -> d
         "data": content["data"],
         "layer": content["layer"],
         "said": said_of_maps(content),
+        "coloured": where_coloured(content),
         "is_photograph": not is_drawn(str(content["data"])),
         "size": arrays["images"].shape[-1],
         "name": str(content["images"][0]) if content["images"] else "",

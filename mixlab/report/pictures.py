@@ -65,6 +65,14 @@ def said_of_maps(content: dict[str, Any]) -> str:
     return "; ".join(MAPS[kind].about if kind in MAPS else kind for kind in kinds)
 
 
+def where_coloured(content: dict[str, Any]) -> str:
+    """Where the components of a record have colours, in words; older results have a threshold, 0 by default."""
+    threshold = content["pca"].get("threshold", 0.0)
+    if threshold is None:
+        return "where the map isolation is above its mean"
+    return f"where the first is above {threshold:g}" if threshold else "where the first is positive"
+
+
 def matrix_pictures(findings: Findings) -> list[dict[str, Any]]:
     """Each model's matrices, with the ranks of their blocks where they were measured at that image size."""
     ranks = {(record.content["subject"]["label"], record.content["image"]): record for record in findings.of("rank")}

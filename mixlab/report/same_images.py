@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from mixlab.analysis.comparisons import grouped
 from mixlab.analysis.figures.chart import Styles
 from mixlab.report.findings import Record
-from mixlab.report.pictures import said_of_maps
+from mixlab.report.pictures import said_of_maps, where_coloured
 from mixlab.report.sections import place_of
 from mixlab.run import base_label
 
@@ -54,7 +54,7 @@ def _shown_alike(record: Record) -> str:
     if "images" not in record.arrays():
         return record.file  # figures alone
     same = [content.get(name) for name in ("data", "image", "images", "layer")]
-    return json.dumps([*same, content["pca"]["fit"], said_of_maps(content)])
+    return json.dumps([*same, content["pca"]["fit"], where_coloured(content), said_of_maps(content)])
 
 
 def _joined(parts: tuple[Record, ...]) -> JoinedMaps:

@@ -178,13 +178,13 @@ class RunDirectory:
         return {name: result for name, result, _ in self.read_results()}
 
     def measurements(self) -> list[Measurement]:
-        """All measurements of all results, each once, without those of weights that the run had earlier."""
+        """All measurements of all results, each once, without those of weights that a network had earlier."""
         results = [(content, found) for _, content, found in self.read_results()]
         earlier = self.earlier_weights(results)
         return once(m for _, found in results for m in found if weights_of(m) not in earlier)
 
     def earlier_weights(self, results: Iterable[Result]) -> set[Weights]:
-        """The weights that its network had before the training went on, among those that its results are of."""
+        """The weights that a network had before its training went on, among those that its results are of."""
         return find_earlier_weights(results, lambda: method_of(self.read_config_if_any()))
 
     def read_results(self) -> Iterator[tuple[str, dict[str, Any], list[Measurement]]]:

@@ -19,25 +19,31 @@ def weights_of(m: Measurement) -> Weights | None:
 
 
 def find_earlier_weights(results: Iterable[Result], method: Callable[[], str | None]) -> set[Weights]:
-    """All but the weights that were measured last, of the network that a run directory trained, where several of its
-    weights have one label and seed. `method` says how it was trained, None where it was not; it is asked if needed.
+    """All but the weights that were measured last, where several weights of one network have one label and seed.
+
+    Of the network that a run directory trained, these are its stages: `method` says how it was trained, None where it
+    was not; it is asked if needed. Of others, only weights that were read from a checkpoint, at some step, are stages.
     """
     dates: dict[tuple[Any, ...], dict[Weights, str]] = {}
+    stages: set[Weights] = set()
     for content, measured in results:
         origin = content.get("provenance")
         date = str(origin.get("date") or "") if isinstance(origin, dict) else ""
         for m in measured:
             weights, is_dense = weights_of(m), isinstance(m.protocol, DenseProtocol)  # of a backbone's own training
             if weights is not None and m.subject.weights is not None:
-                own = dates.setdefault((m.subject.label, m.seed, m.subject.training, is_dense), {})
+                about = m.subject
+                own = dates.setdefault((about.label, about.model, m.seed, about.training, is_dense), {})
                 own[weights] = max(date, own.pop(weights, ""))  # of equal dates, the file that was read last counts
+                if about.step is not None:
+                    stages.add(weights)
     several = {key: own for key, own in dates.items() if len(own) > 1}
     kind = method() if several else None
     found: set[Weights] = set()
-    for (_, _, training, is_dense), own in several.items():
-        if kind is not None and (is_dense or training == kind):
-            *earlier, _ = sorted(own, key=lambda weights: own[weights])
-            found.update(earlier)
+    for (*_, training, is_dense), own in several.items():
+        *earlier, _ = sorted(own, key=lambda weights: own[weights])
+        trained_here = kind is not None and (is_dense or training == kind)
+        found.update(earlier if trained_here else stages.intersection(earlier))
     return found
 
 

@@ -50,7 +50,7 @@ class ViewProtocol(EvaluationProtocol):
 
     image: int | None = None  # side in pixels
     crop_share: float | None = None
-    fit: str | None = None  # "crop" or "squash"
+    fit: str | None = None  # "square", "crop" or "squash"
     precision: str | None = None
 
 

@@ -117,6 +117,20 @@ def wilson_interval(correct: int, n: int) -> Estimate:
     return Estimate(share, low, high, n)
 
 
+def share_interval(share: float, error: float, *, freedom: float) -> tuple[float, float]:
+    """The interval of a share from its standard error, by Student's t on the scale of log(share / (1 - share)): both
+    ends lie between 0 and 1, and the one nearer to a half is further away.
+
+    >>> low, high = share_interval(0.9, 0.03, freedom=99)
+    >>> round(low, 3), round(high, 3)
+    (0.823, 0.946)
+    """
+    if not 0 < share < 1 or error == 0:
+        return share, share
+    factor = math.exp(min(student(freedom) * error / (share * (1 - share)), 700.0))  # of the odds; 700: exp is finite
+    return share / (share + (1 - share) * factor), share / (share + (1 - share) / factor)
+
+
 def accuracy_interval(correct: ArrayLike) -> Estimate:
     """Wilson's interval of answers (n,), True if correct. It keeps them: two networks are compared image by image."""
     answers = np.asarray(correct, dtype=bool)

@@ -76,7 +76,7 @@ def card(
     knn = [m for m in found if m.metric == "knn_top1" and m["k"] == K]
     best = [m for m in found if m.metric == "probe_top1" and m["blocks"] is None]
     maps = [m for m in found if m.metric == "binary_auc" and m["index"] is None]
-    beside = {(m.metric, m["data"], m["map"], m["layer"]): m for m in found if m["map"] and m["index"] is None}
+    beside = {(m.metric, _images(m), m["map"], m["layer"]): m for m in found if m["map"] and m["index"] is None}
     model = config.get("settings", {}).get("model", {})
     start = model["name"] if str(model.get("name")).startswith("shipped/") else Path(model.get("weights") or "").name
     rows = {
@@ -87,7 +87,7 @@ def card(
         "seed, commit": f"{config['seed']}, {config.get('commit')}",
         "training data": f"{_name(config['data'])}: {config['num_images']:,} images; {licence}",
         "kNN, k = 20": _scores(knn),
-        "linear probe, the best head": _scores(best),
+        "linear probe, the best head on these images": _scores(best),
         "kNN in these bits": _lost(lost),
         "meant for": MEANT,
         "licence": "Apache-2.0, as the code; of the training images, see above",
@@ -95,11 +95,11 @@ def card(
     lines = [f"# {name}", "", "| | |", "|---|---|", *(f"| {key} | {value} |" for key, value in rows.items())]
     if maps:
         lines += ["", "| map, after layer | on | Binary-AUC | centre blob | untrained twin |", "|---|---|---|---|---|"]
-    for m in sorted(maps, key=lambda m: (_name(m["data"]), str(m["map"]), m["layer"] or 0)):
-        others = (beside.get((metric, m["data"], m["map"], m["layer"])) for metric in ("centre_prior", "untrained"))
+    for m in sorted(maps, key=lambda m: (_images(m), str(m["map"]), m["layer"] or 0)):
+        others = (beside.get((metric, _images(m), m["map"], m["layer"])) for metric in ("centre_prior", "untrained"))
         cells = " | ".join("" if other is None else f"{other.value:.3f}" for other in others)
         score = with_interval(m.value, m.low, m.high)
-        lines.append(f"| {m['map']}, {m['layer']} | {_name(m['data'])} | {score} | {cells} |")
+        lines.append(f"| {m['map']}, {m['layer']} | {_images(m)} | {score} | {cells} |")
     return "\n".join(lines) + "\n"
 
 
@@ -111,6 +111,11 @@ def _scores(found: list[Measurement]) -> str:
     shares = [with_interval(m.value, m.low, m.high, form=".1f", unit=100) for m in found]
     said = (f"{share} % on {_name(m['data'])}, n = {m.n:,}" for share, m in zip(shares, found, strict=True))
     return "; ".join(said) or "not measured"
+
+
+def _images(m: Measurement) -> str:
+    """Which images maps were scored on, and how they were made as large as the network."""
+    return f"{_name(m['data'])}, {m['image']} px by {m['fit']}, n = {m.n:,}"
 
 
 def _lost(lost: tuple[Measurement, Measurement] | None) -> str:

@@ -13,7 +13,7 @@ neighbour, by the largest error that a product in float32 can have, is looked up
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mixlab.choices import KS, TEMPERATURE
-from mixlab.errors import InputError
+from mixlab.errors import InputError, check_kind
 from mixlab.training.precision import matrix_products
 
 _GRID_BITS = {torch.float32: 22, torch.float64: 30}  # of a cosine; float32 products are good to about 2^-22
@@ -31,6 +31,7 @@ _RANKED = 32  # queries whose candidates are ranked at a time, to bound memory
 _LOW = (1 << 32) - 1  # a key is (cosine on the grid) * 2^32 + (2^32 - 1 - image number)
 
 
+@runtime_checkable
 class LabelledRows(Protocol):
     """n features with their classes, wherever they lie: `LabelledFeatures` in memory, a `FeatureTable` on the disk."""
 
@@ -74,6 +75,12 @@ class LabelledFeatures:
     def rows(self, indexes: NDArray[np.int64], device: torch.device) -> tuple[Tensor, Tensor]:
         rows = torch.from_numpy(indexes).to(self.features.device)
         return self.features[rows].to(device), self.labels[torch.from_numpy(indexes)].to(device)
+
+
+def check_features(*given: object) -> None:
+    """Refuse what is no features with labels, such as a network or its images."""
+    for each in given:
+        check_kind(each, LabelledRows, "give features with labels: mixlab.labelled_features(backbone, data)")
 
 
 @torch.no_grad()
@@ -227,6 +234,7 @@ def knn_accuracy(
 
     Both are `LabelledFeatures`. By default, the number of classes is counted and the device is that of the bank.
     """
+    check_features(bank, queries)
     if not len(bank) or not len(queries):
         raise InputError(f"{len(queries)} queries in a bank of {len(bank)} features; give at least 1 of each")
     if num_classes is None:

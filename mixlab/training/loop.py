@@ -13,10 +13,11 @@ from typing import Any
 import torch
 
 from mixlab.backbones.backbone import Backbone
+from mixlab.backbones.wrapped import as_backbone
 from mixlab.data.given import AnyData, Data, as_data
 from mixlab.data.loader import AnyBatch
 from mixlab.data.workers import LostWorkerError
-from mixlab.errors import InputError, WorkError
+from mixlab.errors import InputError, WorkError, check_kind
 from mixlab.run import RunDirectory
 from mixlab.run.codec import to_json
 from mixlab.run.lock import RunLock
@@ -87,6 +88,8 @@ def train(
     after SIGTERM, SIGINT or SIGHUP, with everything saved. `stop` may already listen, also to other signals: an earlier
     request is followed as soon as there is something to save.
     """
+    check_kind(config, TrainConfig, "give a recipe, such as mixlab.find_recipe('dino_vit_tiny64')")
+    backbone = None if backbone is None else as_backbone(backbone)
     with join_world(device) as world, ExitStack() as stack:
         folder = RunDirectory(run)
         stack.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())

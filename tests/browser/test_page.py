@@ -60,7 +60,7 @@ def test_the_colours_of_a_map_are_the_values_of_the_model(open_page: OpenPage, l
     page = open_page(f"{TWO}&x=0.02&y=0.02&overlay=0")
     page.wait_for_function("() => document.querySelectorAll('.card').length === 2")
     backbone = tiny_subjects()[0].backbone
-    square = square_picture(laboratory.samples[0].pixels, 64, "crop")
+    square = square_picture(laboratory.samples[0].pixels, 64, "square")
     with torch.no_grad():
         images = backbone.preprocess(torch.from_numpy(square).permute(2, 0, 1))
         values = activation_map(backbone, images, SHOWN_MAP, 2)[0].numpy()

@@ -228,7 +228,7 @@ def test_the_kernel_that_adds_a_branch_drops_it_as_stochastic_depth_does(
     torch.manual_seed(0)
     model = mixlab.create_model(name, dim=128, depth=3, patch=8, image=64, drop_path=0.5).cuda().train()
     images, found = torch.randn(8, 3, 64, 64, device="cuda"), []
-    cotangent = torch.randn(8, model.dim, device="cuda")  # squares would sum up to the same whatever the network: it ends in a norm
+    cotangent = torch.randn(8, model.dim, device="cuda")  # the squares of what a norm gives sum up to the same
     for apart in (False, True):
         if apart:
             monkeypatch.setattr(block, "adds_in_kernel", lambda branch: False)

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
+from torch import nn
 
+import mixlab
 from mixlab.analysis.pca import pca_maps
 from mixlab.backbones.zoo import create_model
 from mixlab.cli import main
@@ -82,6 +84,51 @@ def test_it_is_refused_in_a_sentence(give: Callable[[], object], message: str) -
     with pytest.raises(InputError) as refused:
         give()
     assert message in str(refused.value)
+
+
+NETWORK, LABELLED = nn.Sequential(nn.Conv2d(3, 8, 8, 8)), "mixlab.labelled_features(backbone, data)"
+CLASSIFIER = "load_classifier(backbone, head=FILE)"
+TRAIN = "fit_{0}(plan_{0}(backbone, data=...), run)"
+
+
+@pytest.mark.parametrize(
+    ("give", "message"),
+    [
+        (lambda network: mixlab.evaluate_segmentation(network, "shapes"), TRAIN.format("segmentation")),
+        (lambda network: mixlab.evaluate_detection(network, "shapes"), TRAIN.format("detection")),
+        (lambda network: mixlab.fit_segmentation(network, "run"), "plan_segmentation(backbone, data=...)"),
+        (lambda network: mixlab.fit_detection(network, "run"), "plan_detection(backbone, data=...)"),
+        (lambda network: mixlab.evaluate_shifts(network, "shapes"), CLASSIFIER),
+        (lambda network: mixlab.evaluate_robustness(network, {}), CLASSIFIER),
+        (lambda network: mixlab.load_classifier(network), "a Sequential is no backbone; "),
+        (lambda network: mixlab.load_target(network), "networks are loaded by name"),
+        (lambda network: mixlab.load_weights(network, "file"), "mixlab.wrap(module)"),
+        (lambda network: mixlab.Target(label="a", backbone=network), "mixlab.wrap(module)"),
+        (lambda network: mixlab.score_maps(network, "shapes"), "a Sequential is no backbone; "),
+        (lambda network: mixlab.activation_maps(network, "shapes"), "a Sequential is no backbone; "),
+        (lambda network: mixlab.measure_norms(network, "shapes"), "a Sequential is no backbone; "),
+        (lambda network: mixlab.train(network, data="shapes", run="run"), "mixlab.find_recipe('dino_vit_tiny64')"),
+        (
+            lambda network: mixlab.train(
+                find_recipe("dino_vit_tiny64"), data="shapes", run="run", backbone=network, device="cpu"
+            ),
+            "a Sequential is no backbone; ",
+        ),
+        (lambda network: mixlab.linear_probe(network, network), LABELLED),
+        (lambda network: mixlab.knn_accuracy(network, network), LABELLED),
+    ],
+)
+def test_a_plain_network_is_refused_with_a_way_out(give: Callable[[nn.Module], object], message: str) -> None:
+    with pytest.raises(InputError) as refused:
+        give(NETWORK)
+    assert "a Sequential" in str(refused.value) and message in str(refused.value)
+
+
+def test_a_single_network_needs_no_list() -> None:
+    model = create_model("vit_tiny", dim=64, depth=1, patch=8, image=16)
+    images = mixlab.ViewedImages("shapes", size=16, num_images=1, with_masks=True)
+    assert len(mixlab.score_maps(model, images, twins=False).subjects) == 1
+    assert list(mixlab.activation_maps(model, images).maps) == [model.name]
 
 
 def test_images_that_cannot_be_read_are_named_by_whoever_needs_them(

@@ -77,9 +77,15 @@ export class Card {
     return this.panels.row.isReady && String(this.answers.row?.cell) === String(this.#cell(this.answers.row.values.shape));
   }
 
-  // For a view to take along: all rows in shades, and the matrix.
+  get rowTitle() {
+    if (!this.model.has_matrix) return "Similar patches";
+    return this.view.sense === "row" ? "What it attends to" : "What attends to it";
+  }
+
+  // For a view to take along: all rows (or columns) in shades, and the matrix.
   async taken() {
-    const questions = ["rows", "matrix"].map((kind) => ({ ...this.#base(kind), head: this.head }));
+    const { sense, scale } = this.view;
+    const questions = [{ ...this.#base("rows"), head: this.head, sense, scale }, { ...this.#base("matrix"), head: this.head }];
     return Promise.all(questions.map(async (question) => decoded((await ask(question)).answer)));
   }
 
@@ -145,8 +151,7 @@ export class Card {
     }
     drawHeat(panel.canvases[0], { shape, values: shown }, { colours: viridis, low, high, image: overlay });
     markCell(panel.canvases[0], row, column, shape);
-    panel.title.textContent = !this.model.has_matrix ? "Similar patches"
-      : this.view.sense === "row" ? "What it attends to" : "What attends to it";
+    panel.title.textContent = this.rowTitle;
     const extra = answer.share_of_extra > 0.0005 ? `, ${percent(answer.share_of_extra)} on class token and registers` : "";
     const far = reach(sizes, shape, own);
     const weights = `half of the weight within ${far}\u00a0${far === 1 ? "patch" : "patches"}; ${percent(answer.share_of_self)} on itself${extra}`;

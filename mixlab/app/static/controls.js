@@ -2,24 +2,19 @@
 
 import { element } from "./messages.js";
 import { make } from "./panel.js";
-import { headsOf, numbered } from "./state.js";
+import { deepestOf, headsOf, MAX_MODELS, numbered } from "./state.js";
 
-export const MAX_MODELS = 4;
 const OWN_MAP = "cosine of the summary (class token, registers, or else the mean patch) to each patch";
 
-// `host`: change(view changes), showSample(id), changeFit(fit).
+// `host`: change(view changes), choose(image id), changeFit(fit).
 export function buildControls(about, host) {
-  element("samples").append(...about.samples.map((sample, index) => {
-    const input = make("input", { type: "radio", name: "sample", value: sample.id });
-    input.addEventListener("change", () => host.showSample(sample.id));
-    const picture = make("img", { src: `/api/pictures/${sample.id}?size=96`, alt: `Sample ${index + 1}`, width: 96, height: 96 });
-    return make("label", { title: sample.label }, input, picture);
-  }));
+  element("samples").append(...about.samples.map((sample, index) =>
+    thumbnail(sample.id, { alt: `Sample ${index + 1}`, title: sample.label, choose: host.choose })));
   element("models").append(...about.models.map((model) => {
     const input = make("input", { type: "checkbox", value: model.id });
     input.addEventListener("change", () => host.change({ models: chosen(about) }));
     const more = model.architecture === model.id ? model.training : `${model.architecture}, ${model.training}`;
-    return make("label", {}, input, make("span", { className: "name", textContent: model.id }), make("small", { textContent: more }));
+    return make("label", { title: more }, input, make("span", { className: "name", textContent: model.id }), make("small", { textContent: more }));
   }));
   const options = about.maps.map((map) => make("option", { value: map.id, textContent: map.id.replaceAll("_", " ") }));
   element("map").append(make("option", { value: "default", textContent: "cosine, as in the paper" }), ...options);
@@ -29,11 +24,19 @@ export function buildControls(about, host) {
   listen("fit", (node) => host.changeFit(node.value));
 }
 
-export function listen(id, run, event = "input") {
-  element(id).addEventListener(event, (happened) => run(happened.target));
+// A small picture of an image to choose.
+export function thumbnail(id, { alt, title, choose }) {
+  const input = make("input", { type: "radio", name: "image", value: id });
+  input.addEventListener("change", () => choose(id));
+  const picture = make("img", { src: `/api/pictures/${encodeURIComponent(id)}?size=96`, alt, width: 96, height: 96 });
+  return make("label", { title }, input, picture);
 }
 
-// Pointer, brush and mask buttons act on the stage.
+export function listen(id, run, event = "input") {
+  element(id).addEventListener(event, (happened) => run(happened.target, happened));
+}
+
+// Pointer and brush act on the stage.
 export function buildTools(stage) {
   const useTool = (tool) => {
     stage.tool = tool;
@@ -44,8 +47,10 @@ export function buildTools(stage) {
   };
   const useBrush = (size) => {
     stage.brush = size / 200;
-    element("brush-text").textContent = `${size / 2} % of the side`;
+    element("brush-text").textContent = `${size / 2} %`;
   };
+  // The address is the view: it has no room for a place on the page.
+  listen("skip", (_, event) => (event.preventDefault(), stage.canvas.focus()), "click");
   listen("tools", (node) => useTool(node.value));
   listen("brush", (node) => useBrush(Number(node.value)));
   useTool(document.querySelector("#tools input:checked").value);
@@ -66,7 +71,7 @@ export function syncControls(about, view, models) {
   element("map-about").textContent = map?.about ?? OWN_MAP;
   element("mask-sample").disabled = !about.samples.find((sample) => sample.id === view.image)?.has_mask;
 
-  const deepest = Math.max(...models.map((model) => model.num_layers));
+  const deepest = deepestOf(models);
   const layer = Math.min(view.layer, deepest - 1);
   setRange("layer", 0, deepest - 1, layer, numbered(layer, deepest));
   // A convolution has a head per channel: far more than others, so others set the range.
@@ -78,7 +83,8 @@ export function syncControls(about, view, models) {
   const mostParts = counts[map?.parts] ?? 0;
   const part = Math.min(view.part, mostParts - 1);
   element("part-name").textContent = map?.parts === "direction" ? "Direction" : "Register";
-  setRange("part", -1, mostParts - 1, part, !mostParts ? "only for maps of registers" : part < 0 ? "mean" : numbered(part, mostParts));
+  element("part").closest(".field").hidden = !mostParts;
+  setRange("part", -1, mostParts - 1, part, part < 0 ? "mean" : numbered(part, mostParts));
   return { ...view, layer, head };
 }
 
@@ -102,10 +108,10 @@ export function foldMenu() {
   fit();
 }
 
-// On a phone the choices come after the answers, and only the first group starts open.
+// On a small screen the choices are closed, so that image and answers are in view.
 export function foldControls() {
   if (!matchMedia("(max-width: 860px)").matches) return;
-  [...document.querySelectorAll(".controls details")].slice(1).forEach((group) => (group.open = false));
+  document.querySelectorAll(".controls details").forEach((group) => (group.open = false));
 }
 
 // Files may be dropped anywhere.

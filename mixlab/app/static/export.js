@@ -1,28 +1,40 @@
 // The view as one HTML file that needs no server: pictures, the rows of every patch, and the code that draws them.
 
 import { magma } from "./colours.js";
-import { drawGround, drawShades, saveBlob } from "./drawing.js";
+import { drawGround, drawMask, drawShades, saveBlob } from "./drawing.js";
 import { make } from "./panel.js";
 
 const CODE = ["colours.js", "drawing.js", "viewer.js"];
 
-// `image` as the stage shows it, with the chosen cell of its grid.
-export async function exportPage(image, cards, cell, grid) {
-  const shown = drawn((canvas) => drawGround(canvas.getContext("2d"), image)).toDataURL("image/jpeg", 0.9);
-  const models = await Promise.all(cards.map(async (card) => {
-    const seen = { // at once: the view may change while the rest is awaited
-      name: card.model.id, about: card.about.textContent, matrixName: card.panels.matrix.title.textContent, colour: card.series.name,
-      hasMatrix: card.model.has_matrix, map: card.panels.map.joined().toDataURL(), pca: card.panels.pca.joined().toDataURL(),
-    };
-    const [{ shades, own, grid, head_name }, matrix] = await card.taken();
-    return {
-      ...seen, grid, headName: head_name, shades: toText(shades.values), own: [...own.values].map((share) => Number(share.toPrecision(3))),
-      matrix: drawn((canvas) => drawShades(canvas, matrix.shades, magma)).toDataURL(), tokens: matrix.patch_tokens, numTokens: matrix.num_tokens,
-    };
-  }));
-  const view = { image: shown, cell, grid, models };
+export async function exportPage({ stage, cards, view, scores }) {
+  const { sense, scale, overlay } = view; // all of it at once: the view may change while the rest is awaited
+  const image = drawn((context) => drawGround(context, stage.image)).toDataURL("image/jpeg", 0.9);
+  const mask = stage.mask.isBlank ? null : drawn((context) => drawMask(context, stage.mask)).toDataURL();
+  const seen = { sense, scale, overlay, image, mask, cell: stage.cell(), grid: stage.grid };
+  const models = await Promise.all(cards.map((card) => modelOf(card, scores.said(card))));
   const [style, ...code] = await Promise.all(["viewer.css", ...CODE].map(async (name) => (await fetch(`/static/${name}`)).text()));
-  saveBlob(new Blob([pageOf(view, style, code.map(withoutModules).join("\n"))], { type: "text/html" }), "mixlab.html");
+  saveBlob(new Blob([pageOf({ ...seen, models }, style, code.map(withoutModules).join("\n"))], { type: "text/html" }), "mixlab.html");
+}
+
+async function modelOf(card, score) {
+  const { matrix, map, pca } = card.panels;
+  const seen = {
+    name: card.model.id, about: card.about.textContent, colour: card.series.name, hasMatrix: card.model.has_matrix, score,
+    titles: [card.rowTitle, matrix.title.textContent], pictures: [map, pca].map(pictureOf),
+  };
+  const [rows, whole] = await card.taken();
+  const figures = ({ values }) => [...values].map((value) => Number(value.toPrecision(5)));
+  return {
+    ...seen, grid: rows.grid, headName: rows.head_name, shades: toText(rows.shades.values),
+    own: figures(rows.own), low: figures(rows.low), high: figures(rows.high),
+    matrix: drawn((context) => drawShades(context.canvas, whole.shades, magma)).toDataURL(), tokens: whole.patch_tokens, numTokens: whole.num_tokens,
+  };
+}
+
+// What a panel shows, or why it shows nothing.
+function pictureOf(panel) {
+  const title = panel.title.textContent;
+  return panel.isShown ? { title, address: panel.joined().toDataURL(), words: panel.caption.textContent } : { title, words: panel.words.textContent };
 }
 
 function pageOf(view, style, code) {
@@ -52,7 +64,7 @@ function withoutModules(code) {
 
 function drawn(draw) {
   const canvas = make("canvas", { width: 640, height: 640 });
-  draw(canvas);
+  draw(canvas.getContext("2d"));
   return canvas;
 }
 

@@ -1,30 +1,32 @@
 // The page: one view, and everything on the page follows it.
 
+import { Address } from "./address.js";
 import { Card } from "./card.js";
 import { seriesOf } from "./colours.js";
-import { acceptDrops, buildControls, buildTools, foldControls, foldMenu, listen, MAX_MODELS, setTheme, syncControls } from "./controls.js";
+import { acceptDrops, buildControls, buildTools, foldControls, foldMenu, listen, setTheme, syncControls } from "./controls.js";
 import { showExhibits } from "./exhibits.js";
 import { exportPage } from "./export.js";
 import { saveFigure } from "./figure.js";
 import { Mask } from "./mask.js";
-import { element, tell, tellPatch, tellSoon, tellTime, warn } from "./messages.js";
+import { Masking } from "./masking.js";
+import { element, refused, tell, tellPatch, tellSoon, tellTime, warn } from "./messages.js";
 import { Player } from "./player.js";
 import { Scores } from "./scores.js";
-import { awaited, call, OfflineError, onConnection } from "./server.js";
+import { awaited, call, onConnection } from "./server.js";
 import { Stage } from "./stage.js";
-import { layerOf, readAddress, writeAddress } from "./state.js";
+import { checked, deepestOf, layerOf, readAddress } from "./state.js";
 import { Tour } from "./tour.js";
-
-const MAX_MASK_TEXT = 6000; // characters of an address
+import { Uploads } from "./uploads.js";
 
 let about; // what the server offers
 let view; // what is looked at
-let mask, stage, scores, player, tour;
+let mask, masking, stage, scores, player, tour;
 let cards = [];
 let numCards = 0;
-let upload = null; // {id, bytes}: kept, so that a restarted server can have it again
 let imageAsked = "";
 let numChoices = 0; // of images: a file that arrives after a later choice is not shown
+const address = new Address({ view: () => view, extra: () => mask.state });
+const uploads = new Uploads(choose);
 
 setTheme(localStorage.getItem("theme") ?? "auto");
 listen("theme", (node) => setTheme(node.value));
@@ -40,16 +42,17 @@ async function start() {
     return refused(error, `${error.message}.`); // if it is away, `back` starts again
   }
   mask = new Mask(about.limits.mask_side);
+  masking = new Masking(mask, { view: () => view, change, score: () => scores.ask(cards, view), leave: (changes) => address.leave(changes) });
   view = readAddress(location.hash);
-  stage = new Stage(element("stage"), mask, { pick, drawn });
+  stage = new Stage(element("stage"), mask, { pick, drawn: (isDone) => masking.drawn(isDone) });
   scores = new Scores(mask);
-  buildControls(about, { change, showSample, changeFit });
+  buildControls(about, { change, choose, changeFit: (fit) => masking.changeFit(fit) });
   buildTools(stage);
   acceptDrops(useFile);
   listen("file", (node) => useFile(node.files[0]).then(() => (node.value = "")), "change");
-  listen("mask-file", (node) => useMaskFile(node.files[0]).then(() => (node.value = "")), "change");
-  listen("mask-sample", takeSampleMask, "click");
-  listen("mask-clear", clearMask, "click");
+  listen("mask-file", (node) => masking.takeFile(node.files[0]).then(() => (node.value = "")), "change");
+  listen("mask-sample", () => masking.takeSample(), "click");
+  listen("mask-clear", () => masking.clear(), "click");
   listen("share", share, "click");
   listen("download", () => saveFigure(element("stage"), cards), "click");
   listen("export", saveAsPage, "click");
@@ -65,30 +68,15 @@ async function start() {
 
 async function followAddress() {
   numChoices++;
-  keptHash = location.hash;
-  view = readAddress(keptHash);
-  mask.clear();
-  checkView();
-  await readMask();
+  pinned = null;
+  view = checked(readAddress(address.follow()), about);
+  address.settle();
+  await masking.follow(history.state);
   refresh();
-}
-
-// Bring a view from an address into what this server offers.
-function checkView() {
-  const known = about.models.map((model) => model.id);
-  const models = [...new Set(view.models)].filter((id) => known.includes(id)).slice(0, MAX_MODELS);
-  view.models = models.length ? models : known.slice(0, 3);
-  if (view.map !== "default" && !about.maps.some((map) => map.id === view.map)) view.map = "default";
-  if (!view.image) view.image = about.samples[0].id;
-  if (view.layer < 0) view.layer = deepestOf(chosenModels()) - 1;
 }
 
 function chosenModels() {
   return view.models.map((id) => about.models.find((model) => model.id === id));
-}
-
-function deepestOf(models) {
-  return Math.max(...models.map((model) => model.num_layers));
 }
 
 // Questions already answered are not asked again.
@@ -101,11 +89,12 @@ function refresh() {
   stage.draw();
   cards.forEach((card) => card.refresh(view, deepestOf(models), stage.image));
   tellPatch(stage.cell(), stage.grid);
-  keepAddressSoon();
+  address.keepSoon();
   scores.ask(cards, view);
 }
 
 function change(changes) {
+  address.leave(changes);
   const before = deepestOf(chosenModels());
   view = { ...view, ...changes };
   if (changes.models) view.layer = layerOf({ num_layers: deepestOf(chosenModels()) }, view.layer, before); // the same share
@@ -174,30 +163,11 @@ function syncCards(models) {
   }
 }
 
-// The address follows at once, so that a reload shows the same view; in a drag, as often as browsers allow: Safari takes
-// 100 changes in 30 seconds.
-const ADDRESS_MS = 350;
-let addressTimer;
-let addressKept = -ADDRESS_MS;
-let keptHash = location.hash;
-function keepAddressSoon() {
-  clearTimeout(addressTimer);
-  addressTimer = setTimeout(keepAddress, Math.max(0, addressKept + ADDRESS_MS - performance.now()));
-}
-
-function keepAddress() {
-  clearTimeout(addressTimer);
-  if (location.hash !== keptHash) return; // a link was followed, and `followAddress` is on its way
-  addressKept = performance.now();
-  history.replaceState(null, "", writeAddress(view));
-  keptHash = location.hash;
-}
-
 async function share() {
-  keepAddress();
+  address.keep();
   try {
     await navigator.clipboard.writeText(location.href);
-    tell(upload?.id === view.image ? "Link copied. It shows your image as long as this server runs." : "Link copied.");
+    tell(uploads.has(view.image) ? "Link copied. It shows your image as long as this server runs." : "Link copied.");
   } catch {
     tell("The link is in the address bar.");
   }
@@ -206,7 +176,7 @@ async function share() {
 async function saveAsPage() {
   tell("Collecting the rows of every patch…");
   try {
-    await exportPage(stage.image, cards, stage.cell(), stage.grid);
+    await exportPage({ stage, cards, view, scores });
     tell("Saved as mixlab.html. The file works offline, without this server.");
     tour.did("export");
   } catch (error) {
@@ -233,6 +203,7 @@ async function showImage(id, path) {
     stage.image = image;
     const index = about.samples.findIndex((sample) => sample.id === view.image);
     element("stage").setAttribute("aria-label", index < 0 ? "Image: your image" : `Image: sample ${index + 1}`);
+    if (index < 0) uploads.show(id, "your image");
     refresh();
   } catch {
     if (imageAsked === path) imageAsked = ""; // the server is away, as the questions of the cards will find out
@@ -247,10 +218,9 @@ async function useFile(file) {
   const choice = ++numChoices;
   tell(`Sending ${file.name}…`);
   try {
-    const bytes = await file.arrayBuffer();
-    const { body } = await call("/api/pictures", { method: "POST", body: bytes });
+    const body = await uploads.send(file);
+    uploads.show(body.id, file.name);
     if (choice !== numChoices) return;
-    upload = { id: body.id, bytes };
     warn("");
     showPicture(body.id);
     tell(`${file.name}, ${body.width} × ${body.height} pixels.`);
@@ -261,12 +231,13 @@ async function useFile(file) {
   }
 }
 
-function showSample(id) {
+function choose(id) {
   numChoices++;
   showPicture(id);
 }
 
 function showPicture(id) {
+  address.leave({ image: id });
   mask.clear();
   change({ image: id, mask: "" });
 }
@@ -277,12 +248,15 @@ async function lostPicture(id, message) {
   if (isRestoring || id !== view.image) return;
   isRestoring = true;
   try {
-    if (upload?.id === view.image) {
-      await call("/api/pictures", { method: "POST", body: upload.bytes });
+    if (uploads.has(id)) {
+      await uploads.sendAgain(id);
       askAnew();
     } else {
       warn(`${message}.`);
-      if (view.image !== about.samples[0].id) showPicture(about.samples[0].id);
+      uploads.forget(id);
+      if (id === about.samples[0].id) return;
+      showPicture(about.samples[0].id);
+      address.settle(); // in place of what is gone: Back does not return to it
     }
   } catch (error) {
     refused(error, `${error.message}.`);
@@ -291,81 +265,7 @@ async function lostPicture(id, message) {
   }
 }
 
-// ---- the mask
-
-async function readMask() {
-  if (view.mask === "sample") return takeSampleMask();
-  if (!view.mask) return;
-  const { changes } = mask;
-  try {
-    await mask.setText(view.mask);
-  } catch {
-    if (mask.changes !== changes) return;
-    view.mask = "";
-    warn("The mask in this link cannot be read; it was left out.");
-  }
-}
-
-async function takeSampleMask() {
-  const { changes } = mask; // another image, fit, link or stroke, and the answer is late
-  try {
-    const { body } = await call(`/api/pictures/${encodeURIComponent(view.image)}/mask?fit=${view.fit}`);
-    if (mask.changes !== changes) return;
-    mask.setRuns(body.mask);
-    change({ mask: "sample" });
-    tell("Using the sample's mask.");
-  } catch (error) {
-    if (mask.changes !== changes) return;
-    view.mask = "";
-    refused(error, `${error.message}.`);
-  }
-}
-
-async function useMaskFile(file) {
-  if (!file) return;
-  const { changes } = mask;
-  try {
-    const path = `/api/pictures/${encodeURIComponent(view.image)}/mask?fit=${view.fit}`;
-    const { body } = await call(path, { method: "POST", body: await file.arrayBuffer() });
-    if (mask.changes !== changes) return;
-    mask.setRuns(body.mask);
-    warn("");
-    drawn(true);
-    tell(`Mask from ${file.name}.`);
-  } catch (error) {
-    if (mask.changes !== changes) return;
-    refused(error, `${file.name} cannot be used as a mask: ${error.message}.`);
-  }
-}
-
-function clearMask() {
-  mask.clear();
-  drawn(true);
-  tell("No mask.");
-}
-
-// The mask changed; in the middle of a stroke only the scores follow.
-async function drawn(isDone) {
-  if (!isDone) return scores.ask(cards, view);
-  const { changes } = mask;
-  const text = mask.isEmpty ? "" : await mask.toText();
-  if (mask.changes !== changes) return; // whoever changed it tells of it
-  if (text.length > MAX_MASK_TEXT) tell("This mask is too detailed for a link; the link has the rest of the view.");
-  change({ mask: text.length > MAX_MASK_TEXT ? "" : text });
-}
-
-async function changeFit(fit) {
-  const wasSample = view.mask === "sample";
-  mask.clear();
-  change({ fit, mask: wasSample ? "sample" : "" });
-  if (wasSample) await takeSampleMask();
-}
-
 // ---- a server that comes and goes
-
-function refused(error, text) {
-  if (!(error instanceof OfflineError)) warn(text); // of that, `lost` has told
-}
 
 function lost() {
   warn("The server does not answer. If it has stopped, start it again; this page then continues.");
@@ -381,7 +281,7 @@ async function back(session) {
       const names = ({ models, samples }) => JSON.stringify([models, samples]);
       if (names(offered) !== names(about)) return location.reload(); // it shows other things now
       about.session = session;
-      if (upload) await call("/api/pictures", { method: "POST", body: upload.bytes });
+      if (uploads.has(view.image)) await uploads.sendAgain(view.image);
     }
     askAnew();
   } catch {

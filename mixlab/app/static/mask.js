@@ -1,4 +1,6 @@
-// A mask of SIDE x SIDE pixels: 0 background, 1 foreground, 255 ignored.
+// A mask of SIDE x SIDE pixels over what is seen of an image: 0 background, 1 foreground, 255 ignored.
+
+const MAX_SIDE = 4096; // of the whole image: a narrow one is coarser
 
 export class Mask {
   // `changes` counts them: an answer about the mask of before is late.
@@ -6,15 +8,74 @@ export class Mask {
     this.side = side;
     this.changes = 0;
     this.values = new Uint8Array(side * side);
+    this.#setWhole(new Uint8Array(side * side));
   }
 
   get isEmpty() {
     return !this.values.some((value) => value === 1);
   }
 
+  // Nor is there anything outside of what is seen.
+  get isBlank() {
+    return ![this.values, this.whole.values].some((values) => values.some(Boolean));
+  }
+
   clear() {
     this.changes++;
     this.values.fill(0);
+    this.#setWhole(new Uint8Array(this.side ** 2));
+  }
+
+  // All of it, to be restored.
+  get state() {
+    return this.isBlank ? null : { values: this.values, whole: this.whole };
+  }
+
+  restore({ values, whole }) {
+    this.changes++;
+    this.values.set(values);
+    this.whole = structuredClone(whole);
+  }
+
+  // Another part of the image is seen: `from` and `to` are [left, top, right, bottom] as shares of its sides. The rest is
+  // kept in `whole`. True if some of the mask is not seen now.
+  refit(from, to) {
+    this.changes++;
+    // At least as fine as either part, so that what is not drawn over comes back as it was.
+    this.whole = resized(this.whole, [0, 1].map((axis) => {
+      const share = Math.min(from[axis + 2] - from[axis], to[axis + 2] - to[axis]);
+      return Math.min(MAX_SIDE, Math.floor(this.side / share) + 1);
+    }));
+    const { values } = this.whole;
+    const before = this.#seen(from);
+    values.forEach((_, cell) => {
+      const pixel = this.#pixelOf(cell, from);
+      if (pixel >= 0 && this.values[pixel] !== before[pixel]) values[cell] = this.values[pixel];
+    });
+    this.values.set(this.#seen(to));
+    return values.some((value, cell) => value === 1 && this.#pixelOf(cell, to) < 0);
+  }
+
+  #setWhole(values) {
+    this.whole = { width: this.side, height: this.side, values };
+  }
+
+  // What the whole has in one part of the image.
+  #seen([left, top, right, bottom]) {
+    const { width, height, values } = this.whole;
+    const at = (place, first, last, count) => Math.floor((first + ((place + 0.5) / this.side) * (last - first)) * count);
+    return this.values.map((_, pixel) => {
+      const row = at(Math.floor(pixel / this.side), top, bottom, height);
+      return values[row * width + at(pixel % this.side, left, right, width)];
+    });
+  }
+
+  // Where a cell of the whole is in that part; -1: outside.
+  #pixelOf(cell, [left, top, right, bottom]) {
+    const { width, height } = this.whole;
+    const x = (((cell % width) + 0.5) / width - left) / (right - left);
+    const y = ((Math.floor(cell / width) + 0.5) / height - top) / (bottom - top);
+    return Math.min(x, y) < 0 || Math.max(x, y) >= 1 ? -1 : Math.floor(y * this.side) * this.side + Math.floor(x * this.side);
   }
 
   // A line of round dabs between two points; points and radius as shares of the side.
@@ -56,13 +117,11 @@ export class Mask {
     return runs;
   }
 
-  setRuns(runs) {
+  // `whole`: of all of the image, where it is known.
+  setRuns(runs, whole = [[0, this.side ** 2]]) {
     this.changes++;
-    let place = 0;
-    for (const [value, length] of runs) {
-      this.values.fill(value, place, place + length);
-      place += length;
-    }
+    this.values.set(unpacked(runs));
+    this.#setWhole(unpacked(whole));
   }
 
   // For links: the runs, deflated, in base64 without signs that addresses do not like.
@@ -80,6 +139,18 @@ export class Mask {
     if (total !== this.values.length || runs.some(([value]) => ![0, 1, 255].includes(value))) throw new Error("no mask");
     if (this.changes === changes) this.setRuns(runs);
   }
+}
+
+function unpacked(runs) {
+  return Uint8Array.from(runs.flatMap(([value, length]) => Array(length).fill(value)));
+}
+
+// In cells that are larger or smaller, without smoothing.
+function resized(whole, [width, height]) {
+  const at = (place, count, from) => Math.floor(((place + 0.5) / count) * from);
+  const values = new Uint8Array(width * height).map((_, cell) =>
+    whole.values[at(Math.floor(cell / width), height, whole.height) * whole.width + at(cell % width, width, whole.width)]);
+  return { width, height, values };
 }
 
 async function through(stream, bytes) {

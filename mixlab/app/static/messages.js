@@ -1,5 +1,7 @@
 // What the page says: a line for everyone, screen readers included, and a banner for what went wrong.
 
+import { OfflineError } from "./server.js";
+
 export const element = (id) => document.getElementById(id);
 
 let timer;
@@ -18,6 +20,11 @@ export function tellSoon(text) {
 export function warn(text) {
   element("banner").textContent = text;
   element("banner").hidden = !text;
+}
+
+// Of a server that is away, the page has told already.
+export function refused(error, text) {
+  if (!(error instanceof OfflineError)) warn(text);
 }
 
 export function tellTime(ms) {

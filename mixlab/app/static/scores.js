@@ -28,6 +28,12 @@ export class Scores {
     this.#asked = "";
   }
 
+  // The score of a card in words; none without a mask.
+  said(card) {
+    const answer = this.#found.get(card.model.id);
+    return answer?.roc ? `Binary-AUC of the map against the mask: ${answer.auc.toFixed(3)} (raw AUC ${answer.raw_auc.toFixed(3)})` : "";
+  }
+
   // Ask for the scores of these cards, unless they are known.
   ask(cards, view) {
     this.#cards = cards;

@@ -1,12 +1,13 @@
 // The view: what is looked at and how. It lives in the address, so that a link is a view. Layers, heads, registers and
 // directions count from 0, as everywhere; -1 is the last layer, and the mean of the others.
 
+export const MAX_MODELS = 4;
 export const DEFAULTS = {
-  image: "", fit: "crop", models: [], map: "isolation", layer: -1, head: -1, part: -1,
+  image: "", fit: "square", models: [], map: "isolation", layer: -1, head: -1, part: -1,
   x: 0.5, y: 0.5, sense: "row", scale: "linear", overlay: true, mask: "",
 };
 const COUNTED = ["layer", "head", "part"];
-const CHOICES = { fit: ["crop", "squash"], sense: ["row", "column"], scale: ["linear", "log"] };
+const CHOICES = { fit: ["square", "crop", "squash"], sense: ["row", "column"], scale: ["linear", "log"] };
 
 // What an address says, with the rest as it is by default; whatever makes no sense is left out.
 export function readAddress(hash) {
@@ -40,6 +41,21 @@ export function writeAddress(view) {
     else if (view[key] !== standard) said.set(key, ["x", "y"].includes(key) ? view[key].toFixed(4) : view[key]);
   }
   return `#${said}`;
+}
+
+// A view within what this server offers.
+export function checked(view, about) {
+  const known = about.models.map((model) => model.id);
+  const wanted = [...new Set(view.models)].filter((id) => known.includes(id)).slice(0, MAX_MODELS);
+  const models = wanted.length ? wanted : known.slice(0, 3);
+  const map = about.maps.some((offered) => offered.id === view.map) ? view.map : "default";
+  const image = view.image || about.samples[0].id;
+  const layer = view.layer < 0 ? deepestOf(about.models.filter((model) => models.includes(model.id))) - 1 : view.layer;
+  return { ...view, models, map, image, layer };
+}
+
+export function deepestOf(models) {
+  return Math.max(...models.map((model) => model.num_layers));
 }
 
 // A slider over the deepest model: shallower ones are read at the same share of their depth.

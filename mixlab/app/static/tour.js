@@ -32,6 +32,7 @@ export class Tour {
     element("tour").hidden = !now;
     if (!now) return localStorage.setItem("tour", "seen");
     element(now.ring).classList.add("ringed");
+    element(now.ring).closest("details")?.setAttribute("open", "");
     element("tour-step").textContent = `${step + 1} of ${STEPS.length}`;
     element("tour-text").textContent = now.text;
     element("tour-next").textContent = step + 1 < STEPS.length ? "Next" : "Done";

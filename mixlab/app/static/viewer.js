@@ -1,11 +1,12 @@
 // A view that was taken along: click a patch, or a row of a matrix, and see what it attends to. Needs no server.
 
 import { viridis } from "./colours.js";
-import { drawHeat, drawGround, markCell, markLine, percent } from "./drawing.js";
+import { drawHeat, drawGround, drawLegend, markCell, markLine, percent, short } from "./drawing.js";
 
-const INTRODUCTION = "Click a patch of the image. Each model shows which patches it reads: bright is strong. Beside it is the "
-  + "matrix of all patches: each row is a patch that reads, each column a patch that is read. The line marks the chosen patch; move along the rows to choose another.";
 const view = JSON.parse(document.getElementById("data").textContent);
+const isRow = view.sense === "row";
+const INTRODUCTION = `Click a patch of the image. Each model shows which patches ${isRow ? "it reads" : "read it"}: bright is strong. Beside it is the `
+  + `matrix of all patches: each row is a patch that reads, each column a patch that is read. The line marks the chosen patch; move along the ${view.sense}s to choose another.`;
 let [row, column] = view.cell;
 
 function node(tag, properties = {}, ...children) {
@@ -25,18 +26,25 @@ stage.setAttribute("aria-label", "Image: click, or use the arrow keys, to choose
 const said = node("p", { className: "soft" });
 const play = node("button", { type: "button", textContent: "▶ Play all patches" });
 const image = await picture(view.image);
+const mask = view.mask && await picture(view.mask);
 const models = await Promise.all(view.models.map(async (model) => {
   const shades = Uint8Array.from(atob(model.shades), (character) => character.charCodeAt(0));
   const canvases = [0, 1].map(() => node("canvas", { width: 320, height: 320 }));
-  const figures = [model.hasMatrix ? "What it attends to" : "Similar patches", model.matrixName].map((title, place) =>
-    node("figure", {}, node("figcaption", { textContent: title }), canvases[place]));
+  const [low, high] = [node("span"), node("span")];
+  const legend = node("canvas", { width: 128, height: 1, ariaHidden: true });
+  drawLegend(legend, viridis);
+  const below = [[node("div", { className: "legend soft" }, low, legend, high)], []];
+  const figures = model.titles.map((title, place) =>
+    node("figure", {}, node("figcaption", { textContent: title }), canvases[place], ...below[place]));
   const caption = node("p", { className: "soft" });
   const heading = node("h2", { textContent: model.name });
   const about = node("p", { className: "soft", textContent: model.about });
-  const more = node("details", {}, node("summary", { textContent: "Map and principal components" }),
-    node("img", { src: model.map, alt: `Activation map of ${model.name}` }), node("img", { src: model.pca, alt: `Principal components, ${model.name}`, className: "wide" }));
-  const element = node("article", { className: model.colour }, heading, about, node("div", { className: "pair" }, ...figures), caption, more);
-  return { ...model, shades, canvases, caption, element, picture: await picture(model.matrix) };
+  const pictures = model.pictures.map(({ title, address, words }, place) => node("figure", {},
+    ...(address ? [node("img", { src: address, alt: `${title} of ${model.name}`, className: place ? "wide" : "" })] : []), node("p", { className: "soft", textContent: `${title}: ${words}` })));
+  const score = node("p", { className: "soft", textContent: model.score });
+  const more = node("details", {}, node("summary", { textContent: "Map and principal components" }), ...pictures);
+  const element = node("article", { className: model.colour }, heading, about, node("div", { className: "pair" }, ...figures), caption, score, more);
+  return { ...model, shades, canvases, low, high, lows: model.low, highs: model.high, caption, element, picture: await picture(model.matrix) };
 }));
 document.getElementById("view").append(
   node("header", {}, node("h1", { textContent: "What does this patch attend to?" }), node("p", { textContent: INTRODUCTION })),
@@ -53,18 +61,21 @@ function cellIn([height, width]) {
 function draw() {
   const context = stage.getContext("2d");
   drawGround(context, image);
+  if (mask) context.drawImage(mask, 0, 0, stage.width, stage.height);
   markCell(stage, row, column, view.grid);
   said.textContent = `Patch in row ${row + 1}, column ${column + 1} of ${view.grid[0]} × ${view.grid[1]}. Click, or use the arrow keys.`;
-  for (const { grid, shades, own, canvases, caption, name, headName, hasMatrix, tokens, numTokens, picture } of models) {
+  for (const { grid, shades, own, low, high, lows, highs, canvases, caption, name, titles, headName, hasMatrix, tokens, numTokens, picture } of models) {
     const [down, right] = cellIn(grid);
     const [count, patch] = [grid[0] * grid[1], down * grid[1] + right];
-    drawHeat(canvases[0], { shape: grid, values: shades.subarray(patch * count, (patch + 1) * count) }, { colours: viridis, low: 0, high: 255, image });
+    drawHeat(canvases[0], { shape: grid, values: shades.subarray(patch * count, (patch + 1) * count) }, { colours: viridis, low: 0, high: 255, image: view.overlay ? image : null });
     markCell(canvases[0], down, right, grid);
     drawGround(canvases[1].getContext("2d"), picture);
-    markLine(canvases[1], (tokens[patch] + 0.5) / numTokens, "row");
-    caption.textContent = hasMatrix ? `${headName}; ${percent(own[patch])} on itself` : headName;
-    canvases[0].setAttribute("aria-label", `What the patch attends to, ${name}: ${caption.textContent}`);
-    canvases[1].setAttribute("aria-label", `Matrix of ${name}`);
+    markLine(canvases[1], (tokens[patch] + 0.5) / numTokens, view.sense);
+    [low.textContent, high.textContent] = [short(lows[patch]), short(highs[patch])];
+    const scale = view.scale === "log" ? "; log scale" : "";
+    caption.textContent = (hasMatrix ? `${headName}; ${percent(own[patch])} on itself` : headName) + scale;
+    canvases[0].setAttribute("aria-label", `${titles[0]}, ${name}: ${caption.textContent}`);
+    canvases[1].setAttribute("aria-label", `${titles[1]} of ${name}`);
   }
 }
 
@@ -84,7 +95,7 @@ for (const canvas of [stage, ...models.map((model) => model.canvases[0])]) {
 }
 for (const { canvases, tokens, numTokens, grid } of models) {
   canvases[1].addEventListener("pointermove", (event) => {
-    const patch = tokens.indexOf(Math.floor(pointOf(event)[1] * numTokens));
+    const patch = tokens.indexOf(Math.floor(pointOf(event)[isRow ? 1 : 0] * numTokens));
     if (patch >= 0) stop(), pick(((patch % grid[1]) + 0.5) / grid[1], (Math.floor(patch / grid[1]) + 0.5) / grid[0]);
   });
 }

@@ -20,7 +20,7 @@ from mixlab.backbones.timm_features import build_timm
 from mixlab.backbones.weights.formats import MIXLAB, Format, describe, recognise, sizes_of, to_our_names
 from mixlab.backbones.weights.reading import StoredWeights, WeightsError, read_weights
 from mixlab.backbones.wrapped import WrappedBackbone
-from mixlab.errors import InputError, few
+from mixlab.errors import InputError, check_kind, few
 from mixlab.plugins import Used
 from mixlab.run.codec import differences, to_json
 
@@ -66,6 +66,7 @@ def load_weights(model: Backbone, path: str | Path, *, checkpoint_key: str = "te
     FILE::PART or `checkpoint_key` chooses among the models of a training checkpoint. Position tables are resized to the
     model's. Weights that are not finite are loaded with a warning. On any error the model is left as it was.
     """
+    check_kind(model, Backbone, "give a backbone: mixlab.wrap(module) makes one of any network")
     return load_stored(model, read_weights(path, checkpoint_key=checkpoint_key))
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from mixlab.data.given import AnyData, Data, as_data
 from mixlab.data.objects import ObjectSource, parse_objects
 from mixlab.data.source import at_most
+from mixlab.errors import check_kind
 from mixlab.evaluation.dense_task import DensePlan, DenseRun, plan_dense, trained_run
 from mixlab.evaluation.detection.evaluate import DetectionAnswers, DetectionScores, find_objects, score_detections
 from mixlab.evaluation.detection.recipe import DetectionConfig, DetectionRecipe, detect, detect_64
@@ -23,6 +24,7 @@ from mixlab.training.distributed import num_workers, once_per_machine
 from mixlab.training.precision import autocast
 
 NUM_EXAMPLES = 6
+PLAN = "plan_detection(backbone, data=...)"
 
 
 class DetectedExample(NamedTuple):
@@ -94,6 +96,7 @@ def fit_detection(
 
     Raises `Stopped` after a signal, with everything saved.
     """
+    check_kind(plan, DensePlan, f"give a plan: {PLAN}")
     return plan.train(run, device=device, then=partial(_score, data=plan.data, num_val=num_val, bar=bar))
 
 
@@ -110,6 +113,7 @@ def evaluate_detection(
 
     `training` says how its backbone was trained before, if the run does not.
     """
+    check_kind(run, str | Path, f"give the directory of a run; fit_detection({PLAN}, run) trains and scores a head")
     with trained_run(run, method=DetectionConfig, training=training, device=device) as trained:
         return _score(trained, data=as_data(data), num_val=num_val, bar=bar)
 

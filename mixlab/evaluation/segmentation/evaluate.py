@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,7 @@ from mixlab.data.masks import IGNORE, MaskedImage, MaskSource
 from mixlab.data.sample_order import SampleOrder
 from mixlab.errors import InputError
 from mixlab.evaluation.segmentation.upernet import Predictor
-from mixlab.statistics import bootstrap_groups
+from mixlab.statistics import share_interval
 from mixlab.training.distributed import World, entries_of_all, from_all
 from mixlab.training.stopping import never, until_stopped
 
@@ -53,7 +54,7 @@ class SegmentationScores:
 class ConfusionMatrix:
     """Counts of pixels by (truth, prediction); pixels whose truth is IGNORE are left out.
 
-    Images may be counted in several groups, which `scores_of` resamples for an interval.
+    Images may be counted in several groups, over which `scores_of` has an interval.
     """
 
     def __init__(self, num_classes: int, *, num_groups: int = 1, device: torch.device | None = None) -> None:
@@ -93,39 +94,55 @@ def scores_of(matrices: NDArray[np.int64]) -> SegmentationScores:
 
 
 def shares_of_groups(matrices: NDArray[np.int64]) -> NDArray[np.float64]:
-    """What each group of counts (G, K, K) does to the mIoU, as if that were a mean over groups: its influence function.
+    """What each group of counts (G, K, K) does to the mIoU, as if that were a mean over groups; NaN without a pixel.
 
-    A class's IoU I / U changes by (i - IoU u) / U with the counts i and u of a group. So these numbers have the mIoU as
-    their mean and its variance over groups (the delta method), and two networks are compared on them in pairs. NaN of a
-    group without a pixel.
+    These are the values of its influence function, so scaled that the mean of these numbers is the mIoU and the error
+    of the mean is the mIoU's. Two networks are compared on them in pairs.
+    """
+    counted = matrices.any(axis=(1, 2))
+    shares, number = np.full(len(matrices), np.nan), int(counted.sum())
+    if number:
+        miou, moved, error = _with_error(matrices[counted])
+        seen = math.sqrt(number / max(number - 1, 1) * float((moved**2).sum()))  # the error without what is lacking
+        shares[counted] = miou + number * moved * (error / seen if seen > 1e-9 else 1.0)
+    return shares
+
+
+def interval(matrices: NDArray[np.int64]) -> tuple[float, float] | None:
+    """The 95 % interval of the mIoU over groups of counts (G, K, K), by Student's t; None of fewer than two.
+
+    In simulations with 5 to 21 classes it covers 89 to 99 % with ten images, and 92 to 97 % with 200; where most images
+    are all right and a few all wrong, 84 % with ten. Results of older versions keep their interval, from drawing groups
+    with replacement, until they are measured again: that covers 49 to 93 % with ten images, and 90 to 96 % with 200.
+    """
+    matrices = matrices[matrices.any(axis=(1, 2))]
+    if len(matrices) < 2:
+        return None
+    miou, _, error = _with_error(matrices)
+    return share_interval(miou, error, freedom=len(matrices) - 1)
+
+
+def _with_error(matrices: NDArray[np.int64]) -> tuple[float, NDArray[np.float64], float]:
+    """The mIoU, by how much each group of counts (G, K, K) moves it (G,), and its standard error.
+
+    A class's IoU I / U changes by (i - IoU u) / U with the counts i and u of a group (the delta method). The squares of
+    these numbers are too small for a class that few groups have, and 0 for a class of a single one. What is lacking is
+    known if the IoU of a group has one variance s² in all classes: with a group's share h = u / U it is
+    s² Σ h² (2 h - Σ h²) for each class, and s² is Σ h (i / u - IoU)² / (1 - Σ h²).
     """
     correct = matrices.diagonal(axis1=1, axis2=2)  # (G, K)
     either = matrices.sum(axis=1) + matrices.sum(axis=2) - correct
     known = either.sum(axis=0) > 0
     union = either.sum(axis=0)[known]
-    iou = correct.sum(axis=0)[known] / union
-    counted = matrices.any(axis=(1, 2))
-    influence = counted.sum() * ((correct[:, known] - iou * either[:, known]) / union).mean(axis=1)
-    return np.where(counted, iou.mean() + influence, np.nan) if known.any() else np.full(len(matrices), np.nan)
-
-
-def interval(matrices: NDArray[np.int64]) -> tuple[float, float] | None:
-    """The 95 % interval of the mIoU, by drawing groups of counts (G, K, K) with replacement; None of fewer than two.
-
-    A class that no drawn group has keeps its IoU in all of them. Left out, a rare class that scores 0 would raise every
-    draw without it, and the interval would lie above the mIoU.
-    """
-    matrices = matrices[matrices.any(axis=(1, 2))]
-    correct = matrices.diagonal(axis1=1, axis2=2)  # (G, K)
-    either = matrices.sum(axis=1) + matrices.sum(axis=2) - correct
-    whole = _share(correct.sum(axis=0), either.sum(axis=0))
-
-    def mious(draws: NDArray[np.int64]) -> NDArray[np.float64]:
-        right, union = draws @ correct, draws @ either  # (R, K)
-        shares = np.divide(right, union, out=np.tile(whole, (len(draws), 1)), where=union > 0)
-        return np.array([_mean(row) for row in shares])
-
-    return bootstrap_groups(len(matrices), mious)
+    iou, shares = correct.sum(axis=0)[known] / union, either[:, known] / union
+    moved = correct[:, known] / union - iou * shares
+    miou, squares = float(iou.mean()), (shares**2).sum(axis=0)  # (K,): 1 for a class of a single group
+    apart = np.divide(moved**2, shares, out=np.zeros_like(moved), where=shares > 0).sum()
+    repeated = float((1 - squares).sum())
+    spread = apart / repeated if repeated > 1e-9 else miou * (1 - miou)  # s²; the most it can be, if no class repeats
+    lacking = spread * (shares**2 * (2 * shares - squares)).sum()
+    error = math.sqrt((moved.sum(axis=1) ** 2).sum() + lacking) / len(iou)
+    return miou, moved.mean(axis=1), error
 
 
 def _share(part: NDArray[np.int64], whole: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -17,6 +17,7 @@ from mixlab.data.given import AnyData, Data, as_data
 from mixlab.data.mask_formats import parse_label_maps
 from mixlab.data.masks import MaskedImage, MaskSource
 from mixlab.data.source import at_most
+from mixlab.errors import check_kind
 from mixlab.evaluation.dense_task import DensePlan, DenseRun, plan_dense, trained_run
 from mixlab.evaluation.machine import Bar, no_bar
 from mixlab.evaluation.segmentation.evaluate import SegmentationScores, score_label_maps
@@ -28,6 +29,7 @@ from mixlab.training.distributed import num_workers, once_per_machine
 from mixlab.training.precision import autocast
 
 NUM_EXAMPLES = 6
+PLAN = "plan_segmentation(backbone, data=...)"
 
 
 class SegmentedExample(NamedTuple):
@@ -96,6 +98,7 @@ def fit_segmentation(
 
     Raises `Stopped` after a signal, with everything saved.
     """
+    check_kind(plan, DensePlan, f"give a plan: {PLAN}")
     score = partial(_score, data=plan.data, mode=inference, num_val=num_val, bar=bar)
     return plan.train(run, device=device, then=score)
 
@@ -114,6 +117,7 @@ def evaluate_segmentation(
 
     `training` says how its backbone was trained before, if the run does not.
     """
+    check_kind(run, str | Path, f"give the directory of a run; fit_segmentation({PLAN}, run) trains and scores a head")
     with trained_run(run, method=SegmentConfig, training=training, device=device) as trained:
         return _score(trained, data=as_data(data), mode=inference, num_val=num_val, bar=bar)
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from mixlab.analysis.cut import WEAKEST, cut_maps
-from mixlab.analysis.pca import is_on_border
+from mixlab.analysis.patches import is_on_border
 
 GENERATOR = torch.Generator().manual_seed(3)
 

@@ -5,6 +5,7 @@ import pytest
 import torch
 from sklearn import decomposition
 
+from mixlab.analysis.isolation import isolation_maps
 from mixlab.analysis.pca import fit_pca, pca_maps
 
 
@@ -78,6 +79,12 @@ def test_the_threshold_is_in_standard_deviations_of_the_component() -> None:
     torch.testing.assert_close(maps.foreground, pca_maps(patches).first > 1.5)
 
 
+def test_colours_lie_where_the_map_isolation_is_above_its_mean() -> None:
+    patches, _ = scene()
+    inside = isolation_maps(patches)
+    torch.testing.assert_close(pca_maps(patches).foreground, inside > inside.mean((1, 2), keepdim=True))
+
+
 def test_constant_features_have_no_foreground_and_no_colour() -> None:
     maps = pca_maps(torch.ones(1, 4, 4, 6))
     assert not maps.foreground.any()
@@ -87,7 +94,7 @@ def test_constant_features_have_no_foreground_and_no_colour() -> None:
 
 def test_features_of_rank_one_leave_the_colours_grey() -> None:
     patches = torch.arange(16.0).reshape(1, 4, 4, 1) * torch.ones(6)
-    maps = pca_maps(patches)
+    maps = pca_maps(patches, threshold=0)
     assert maps.explained[0].tolist() == pytest.approx([1, 0, 0, 0])
     assert set(maps.colours[maps.foreground].flatten().tolist()) == {0.5}
 

@@ -1,7 +1,7 @@
 """The answers, each against something computed another way."""
 
 import base64
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from sklearn.metrics import roc_auc_score
 
+from mixlab.analysis.isolation import isolation_maps
 from mixlab.analysis.maps import MAPS
 from mixlab.analysis.viewed_images import ViewedImages
 from mixlab.app.laboratory import Laboratory
@@ -16,6 +17,7 @@ from mixlab.app.pictures import read_samples, square_mask, square_picture
 from mixlab.app.questions import MatrixQuestion, RowQuestion, RowsQuestion, encode_runs
 from mixlab.backbones.backbone import Backbone
 from mixlab.backbones.zoo import create_model
+from mixlab.choices import SHOWN_FIT, Fit
 from mixlab.errors import InputError
 from mixlab.evaluation.target import Target
 from mixlab.mixers import Mixing
@@ -36,7 +38,7 @@ def answer(address: str, kind: str, model: str, layer: int, more: dict[str, Any]
 
 
 def images(laboratory: Laboratory, backbone: Backbone) -> torch.Tensor:
-    square = square_picture(laboratory.samples[1].pixels, 64, "crop")
+    square = square_picture(laboratory.samples[1].pixels, 64, SHOWN_FIT)
     return backbone.preprocess(torch.from_numpy(square).permute(2, 0, 1))
 
 
@@ -47,7 +49,7 @@ def mixing_of(laboratory: Laboratory, model: str, layer: int) -> Mixing:
 
 
 def test_the_page_shows_models_what_rank_and_maps_show_them(laboratory: Laboratory) -> None:
-    for fit in ("crop", "squash"):
+    for fit in get_args(Fit):
         seen = ViewedImages("shapes:size=128,n=4", size=64, fit=fit, with_masks=True).together()
         for sample, image, mask in zip(laboratory.samples, seen.images, seen.masks, strict=True):
             np.testing.assert_array_equal(square_picture(sample.pixels, 64, fit), image.permute(1, 2, 0))
@@ -121,15 +123,28 @@ def test_the_shades_of_a_matrix_are_its_weights_over_four_powers_of_ten(
     assert np.abs(np.log(shown / expected.clip(min=found["low"]))).max() <= 0.51 * step + 1e-3
 
 
-def test_the_rows_of_an_exported_view_are_those_of_single_patches(address: str) -> None:
-    rows = answer(address, "rows", "dinovim_tiny", 2, {"head": None})
-    row = answer(address, "row", "dinovim_tiny", 2, {"head": None, "x": 0.3, "y": 0.8})
+@pytest.mark.parametrize("scale", ["linear", "log"])
+@pytest.mark.parametrize("sense", ["row", "column"])
+@pytest.mark.parametrize("model", ["dinovim_tiny", "gatedconv_tiny"])
+def test_the_rows_of_an_exported_view_are_those_of_single_patches(
+    address: str, model: str, sense: str, scale: str
+) -> None:
+    rows = answer(address, "rows", model, 2, {"head": None, "sense": sense, "scale": scale})
+    row = answer(address, "row", model, 2, {"head": None, "sense": sense, "x": 0.3, "y": 0.8})
     values, own = np.abs(array(row["values"])).flatten(), 6 * 8 + 2
     assert rows["grid"] == [8, 8]
     assert array(rows["own"])[own] == pytest.approx(row["share_of_self"], rel=1e-5)
     others = np.delete(values, own)
-    expected = 255 * (others - others.min()) / (others.max() - others.min())
-    assert np.abs(np.delete(array(rows["shades"])[own].astype(float), own) - expected).max() <= 0.51
+    low, high = (others.min(), others.max())
+    if scale == "log":
+        high = values.max()
+        low = max(low, 1e-4 * high)
+        values, ends = np.log(values.clip(min=low)), np.log([low, high])
+    else:
+        ends = np.array([low, high])
+    expected = 255 * ((values - ends[0]) / (ends[1] - ends[0])).clip(0, 1)
+    assert np.abs(array(rows["shades"])[own] - expected).max() <= 0.52
+    assert (array(rows["low"])[own], array(rows["high"])[own]) == pytest.approx((low, high), rel=1e-4)
 
 
 def test_a_model_without_a_mixing_matrix_shows_how_alike_its_features_are() -> None:
@@ -172,11 +187,12 @@ def test_the_first_component_is_the_one_of_a_plain_decomposition(address: str, l
     first = array(found["first"]).flatten()
     assert abs(np.corrcoef(first, left[:, 0])[0, 1]) == pytest.approx(1, abs=1e-5)
     assert found["explained"][0] == pytest.approx(sizes[0] ** 2 / (sizes**2).sum(), rel=1e-4)
-    np.testing.assert_array_equal(array(found["foreground"]), array(found["first"]) > 0)
+    inside = isolation_maps(features.patches)[0]
+    np.testing.assert_array_equal(array(found["foreground"]), inside > inside.mean())
 
 
 def test_scores_are_those_of_scikit_learn_at_every_layer(address: str, laboratory: Laboratory) -> None:
-    mask = square_mask(laboratory.samples[1].mask, 256, "crop")
+    mask = square_mask(laboratory.samples[1].mask, 256, SHOWN_FIT)
     labels = mask.reshape(8, 32, 8, 32).mean((1, 3)) >= 0.5
     runs = encode_runs(mask)
     sweep = answer(address, "sweep", "dinovim_tiny", 0, {"mask": runs})["auc"]

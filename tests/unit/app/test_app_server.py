@@ -235,6 +235,22 @@ def test_large_pictures_are_scaled_down_and_old_ones_forgotten() -> None:
         assert "upload it again" in reply.body["error"]["message"]
 
 
+@pytest.mark.parametrize("size", [(300, 200), (200, 300), (64, 64), (1000, 31)])
+def test_the_part_of_an_image_that_a_fit_shows_is_said(address: str, size: tuple[int, int]) -> None:
+    ramp = np.stack(np.meshgrid(np.linspace(0, 255, size[0]), np.linspace(0, 255, size[1])), axis=-1)
+    image, buffer = np.zeros((size[1], size[0], 3), dtype=np.uint8), io.BytesIO()
+    image[..., :2] = ramp.round()  # the place of each pixel, across and down
+    Image.fromarray(image).save(buffer, format="PNG")
+    own = request(address, "POST", "/api/pictures", buffer.getvalue()).body["id"]
+    fits = request(address, "GET", f"/api/pictures/{own}/fits").body
+    assert fits["squash"] == [0, 0, 1, 1]
+    for fit, part in fits.items():
+        shown = request(address, "GET", f"/api/pictures/{own}?fit={fit}&size=256").body
+        seen = np.asarray(Image.open(io.BytesIO(shown)))[..., :2] / 255
+        found = (*seen[128, 0, :1], seen[0, 128, 1], seen[128, -1, 0], seen[-1, 128, 1])
+        assert part == pytest.approx(found, abs=0.02)
+
+
 def test_an_uploaded_mask_comes_back_as_runs_on_the_fitted_square(address: str) -> None:
     picture = request(address, "POST", "/api/pictures", png(120, 60)).body["id"]
     grey = np.zeros((60, 120), dtype=np.uint8)

@@ -109,6 +109,34 @@ def test_probe_accuracies_stored_in_runs_are_correlated_with_scores(tmp_path: Pa
     assert [row["probe_accuracy"] for row in found["rows"]] == [0.5, 0.6, 0.7, 0.8]
 
 
+def test_many_networks_are_ranked_and_all_pairs_are_in_the_result(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Six networks once gave 60 lines. The twins are one network under two names: no pair of them differs."""
+    runs = [f"{make_run(tmp_path / f'run{seed}', 'vit_tiny', seed=seed)}" for seed in range(3)]
+    given = [*runs, f"{runs[0]}=twin", f"{make_run(tmp_path / 'conv', 'gatedconv_tiny')}"]
+    found = auc(given, data="shapes:n=24", twins=False, run=tmp_path / "out")["results"]["model"]
+    assert len(found["comparisons"]) == 3 * 10 + 6  # by the default map, norm and isolation; mixing_mean of four
+    *_, table = capsys.readouterr().out.split("map\tmodel\tAUC\tminus the next\tsignificantly above\n")
+    lines = [line.split("\t") for line in table.splitlines()]
+    assert len(lines) == 3 * 5 + 4
+    norms = [line for line in lines if line[0] == "norm"]
+    assert [float(line[2]) for line in norms] == sorted((float(line[2]) for line in norms), reverse=True)
+    assert norms[-1][3:] == ["-", "-"]
+    pairs = {frozenset((one["first"], one["second"])): one for one in found["comparisons"] if one["map"] == "norm"}
+    for place, (_, label, _, following, above) in enumerate(norms[:-1]):
+        gap = pairs[frozenset((label, norms[place + 1][1]))]["difference"]
+        assert float(following.split(" ± ")[0]) == pytest.approx(abs(gap["mean"]), abs=6e-4)
+        below = [norm[1] for norm in norms[place + 1 :]]
+        sure = [each for each in below if not _not_significant(pairs[frozenset((label, each))])]
+        assert above == ("all below" if sure == below and len(below) > 1 else ", ".join(sure) or "none")
+        assert {label, *sure} != {"run0", "twin"}
+
+
+def _not_significant(one: dict) -> bool:
+    return one["difference"]["low"] <= 0 <= one["difference"]["high"]
+
+
 def test_probes_on_single_registers_are_correlated_with_their_scores(tmp_path: Path) -> None:
     reg = make_run(tmp_path / "reg", "dinomambareg_tiny", num_registers=4)
     records = [{"metric": "probe_top1", "value": v, "n": 50, "register": r} for r, v in enumerate((0.2, 0.6, 0.5, 0.3))]

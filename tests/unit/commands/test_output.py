@@ -21,7 +21,7 @@ from mixlab.analysis.viewed_images import ViewedImages
 from mixlab.cli import main
 from mixlab.commands import output
 from mixlab.commands.answer import Answer, WideAnswer
-from mixlab.commands.output import console, print_left_out, progress_bar
+from mixlab.commands.output import console, percent, percent_interval, print_left_out, progress_bar
 from mixlab.console import put
 from mixlab.data.decode import UnreadableImage
 from mixlab.data.skipped import TooManyUnreadableError
@@ -55,6 +55,14 @@ def test_an_error_is_told_in_its_own_words(
     monkeypatch.setattr(mixlab.commands.models, "models", fails)
     assert main(["models"]) == 1
     assert said(capfd) == f"error: {error}"
+
+
+def test_a_share_and_its_interval_have_the_same_decimals() -> None:
+    """An AP of 0.01 % once had the interval 0.0 to 0.0."""
+    for value, low, high in ((1e-4, 2e-5, 4e-4), (0.8235, 0.80, 0.8461)):
+        ends = [float(end) for end in percent_interval({"low": low, "high": high}).split(" to ")]
+        assert ends == [percent(low), percent(high)] and ends[0] < percent(value) < ends[1]
+    assert percent_interval({"low": None, "high": None}) == "-"
 
 
 def test_a_command_that_does_not_exist_is_named_as_it_was_typed(capfd: pytest.CaptureFixture[str]) -> None:

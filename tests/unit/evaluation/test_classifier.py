@@ -32,12 +32,13 @@ from mixlab.evaluation.classifier import (
 )
 from mixlab.evaluation.features import HeadInput
 from mixlab.evaluation.knn import KnnSettings
-from mixlab.evaluation.machine import CentreView
+from mixlab.evaluation.machine import CentreView, Machine
 from mixlab.evaluation.probe import ProbeSettings
 from mixlab.evaluation.probe_head import ProbeHead, load_head, save_head
 from mixlab.evaluation.target import as_target, load_target
 from mixlab.recipes import RECIPES
 from mixlab.run import RunDirectory
+from mixlab.training.distributed import World
 from mixlab.training.loop import train
 from mixlab.training.settings import override
 from tests.unit.backbones.released_dino_vit import random_vit_state, released_vit_features
@@ -64,6 +65,17 @@ def test_the_saved_best_head_scores_what_was_reported_for_it(tmp_path: Path) -> 
     right = classifier.logits(images).argmax(-1) == torch.cat([batch.labels for batch in loaded])
     # Features were kept in half precision while training: an image on the border may fall to the other side.
     assert (right != outcome.correct[int(counts.argmax())]).sum() <= 1
+
+
+def test_a_network_in_memory_is_scored_by_its_probe(tmp_path: Path) -> None:
+    run_tiny(tmp_path, tiny_settings(mode="cached"))
+    file = tmp_path / "probe" / "cached" / "best_head.safetensors"
+    classifier = mixlab.load_classifier(tiny_backbone(), head=file)
+    assert classifier.classes == tiny_splits().classes and classifier.label == tiny_backbone().name
+    found = mixlab.evaluate_shifts(classifier, tiny_splits().val, machine=Machine(World(torch.device("cpu"))))
+    assert found.accuracies["plain"].n == len(tiny_splits().val)
+    with pytest.raises(mixlab.InputError, match="has no classifier: give head=FILE"):
+        mixlab.load_classifier(tiny_backbone())
 
 
 def test_a_run_is_judged_by_its_probe_with_all_labels(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from mixlab.report.baselines import baseline_columns
 from mixlab.report.findings import Findings, Record, read_findings
 from mixlab.report.models import model_table, words
 from mixlab.report.page import first_sentences
+from mixlab.report.probes import chosen_elsewhere
 from mixlab.report.shown_numbers import shown
 from mixlab.report.table import Column, Table
 from mixlab.run import METRICS, UNTRAINED, Measurement, RunDirectory, Subject
@@ -350,6 +351,21 @@ def test_a_run_that_was_measured_before_its_training_went_on_is_shown_as_it_is_n
     assert len(findings.records) == 2 and "3 result files behind this page" in page
 
 
+@pytest.mark.parametrize("places", [("look", "look"), ("look", "look2"), ("look", "long")])
+def test_stages_of_a_run_measured_into_other_directories_are_not_averaged(
+    places: tuple[str, str], tmp_path: Path
+) -> None:
+    RunDirectory.create(tmp_path / "long").write_config({"seed": 0, "settings": {"method": {"kind": "dino"}}})
+    for place, day, (value, weights, step) in zip(places, (1, 2), ((0.3, "aa", 69), (0.4, "bb", None)), strict=True):
+        one = measured("long", value)
+        one = replace(one, subject=replace(one.subject, weights=weights, step=step))
+        write_knn(RunDirectory.create(tmp_path / place), f"knn_{day}", f"2026-07-0{day}", one)
+    findings = read_findings([tmp_path])
+    table = model_table(findings)
+    assert column(table, "kNN") == {"long": 0.4} and not table.notes
+    assert [(each.label, each.step) for each in findings.earlier] == [("long", 69)]
+
+
 def test_seeds_under_one_label_are_averaged_though_their_weights_differ(tmp_path: Path) -> None:
     for seed, value in enumerate((0.4, 0.6)):
         run = RunDirectory.create(tmp_path / f"vit-s{seed}")
@@ -395,3 +411,25 @@ def test_columns_say_their_protocol() -> None:
 def test_choices_of_a_protocol_are_plain_words() -> None:
     choices = {"kind": "rank", "chunk": 32, "layers": (0, 5), "centre": True, "k": 20, "map": ""}
     assert words(choices) == "chunk 32, layers 0 5, centre yes, k 20"
+
+
+def test_heads_of_a_probe_that_were_chosen_elsewhere_stand_beside_the_best(tmp_path: Path) -> None:
+    def probed(label: str, seed: int, best: float, elsewhere: float | None, *, heads: str = "grid") -> None:
+        lead = measured(
+            label, best, ProbeProtocol(data="shapes", lrs=LRS, heads=heads), metric="probe_top1", seed=seed
+        )  # fmt: skip
+        halves = None if elsewhere is None else {"top1": elsewhere}
+        modes = {"cached": {"best": {"top1": best}, "chosen_elsewhere": halves}}
+        content = {"kind": "probe", "subject": {"label": label}, "modes": modes, "measurements": [lead.to_json()]}
+        RunDirectory.create(tmp_path / label).write_result("probe", content)
+
+    probed("vit-s0", 0, 0.8, 0.7)
+    probed("vit-s1", 1, 0.6, 0.5)
+    probed("old", 0, 0.9, None)  # of a version that did not say
+    probed("registers", 0, 0.9, 0.8, heads="blocks 1, strategies registers")  # an ablation
+    places = [tmp_path / name for name in ("vit-s0", "vit-s1", "old", "registers")]
+    (row,) = chosen_elsewhere(read_findings(places))
+    assert (row.label, row.heads, row.num_seeds) == ("vit", "the paper's", 2)
+    assert (row.best, row.elsewhere) == pytest.approx((0.7, 0.6))
+    write_report(places, tmp_path / "page.html")
+    assert "chosen on other images" in (tmp_path / "page.html").read_text()

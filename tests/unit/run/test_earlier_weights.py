@@ -70,6 +70,15 @@ def test_networks_that_the_directory_did_not_train_stay(tmp_path: Path) -> None:
     assert len(values(run)) == 2
 
 
+@pytest.mark.parametrize("newest", [None, 200], ids=["finished", "stopped again"])
+def test_of_a_run_that_another_directory_trained_a_checkpoint_is_a_stage(newest: int | None, tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path / "look")
+    write(run, "one", "2026-07-01", of("at 69", 0.3267, step=69), of("c", 0.2, label="vit"))
+    write(run, "two", "2026-07-02", of("at 220", 0.4133, step=newest))
+    write(run, "three", "2026-07-03", of("d", 0.5, model="vit_small"))
+    assert values(run) == [0.2, 0.4133, 0.5]
+
+
 def test_a_dense_task_is_of_the_run_that_trained_it_however_its_backbone_was_trained(tmp_path: Path) -> None:
     run = trained(tmp_path / "long", "segment")
     miou = replace(KNN, metric="miou", protocol=SegmentationProtocol(data="photos", mode="single"))

@@ -3,7 +3,7 @@
 import pytest
 from scipy import stats
 
-from mixlab.statistics import mean_interval, median_interval, student, wilson_interval
+from mixlab.statistics import mean_interval, median_interval, share_interval, student, wilson_interval
 
 
 @pytest.mark.parametrize("freedom", [1, 1.3, 2, 2.83, 4, 30, 1e3, 1e6, 1e9, float("inf")])
@@ -46,3 +46,12 @@ def test_an_interval_of_a_median_covers_it_and_no_narrower_one_does(n: int) -> N
 
     assert covered(found.low) >= 0.95 or (n < 6 and found.low == 0)
     assert covered(found.low + 1) < 0.95
+
+
+def test_an_interval_of_a_share_with_an_error_is_students_but_stays_between_0_and_1() -> None:
+    low, high = share_interval(0.6, 0.001, freedom=19)
+    assert (low, high) == pytest.approx(stats.t.interval(0.95, 19, loc=0.6, scale=0.001), abs=1e-5)
+    for share in (1e-6, 0.02, 0.5, 1 - 1e-6):
+        low, high = share_interval(share, 0.3, freedom=1)
+        assert 0 <= low < share < high <= 1
+    assert share_interval(1.0, 0.0, freedom=9) == (1.0, 1.0)

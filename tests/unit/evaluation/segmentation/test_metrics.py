@@ -9,6 +9,7 @@ from hypothesis.extra.numpy import arrays
 from sklearn.metrics import confusion_matrix
 
 from mixlab.evaluation.segmentation.evaluate import ConfusionMatrix, interval, scores_of, shares_of_groups
+from mixlab.statistics import Estimate, difference
 
 IGNORE = 255
 
@@ -130,8 +131,68 @@ def test_the_interval_is_that_of_drawing_images_with_replacement() -> None:
     assert interval(counts[:1]) is None
 
 
+def scenes(number: int, random: np.random.Generator, *, num_classes: int = 11) -> np.ndarray:
+    """Counts (n, K, K) of images with two or three classes each, the first in all of them and the last ones rare."""
+    counts, often = np.zeros((number, num_classes, num_classes), dtype=np.int64), 1 / np.arange(1, num_classes + 1)
+    for image in counts:
+        there = np.unique([0, *random.choice(num_classes, 2, p=often / often.sum())])
+        pixels = random.multinomial(1000, random.dirichlet(np.ones(len(there))))
+        right = random.binomial(pixels, random.beta(1.2, 0.8, len(there)))
+        np.add.at(image, (there, there), right)
+        np.add.at(image, (there, np.roll(there, 1)), pixels - right)
+    return counts
+
+
+def iou_of(counts: np.ndarray) -> np.ndarray:
+    return scores_of(counts.sum(0, keepdims=True)).iou
+
+
+@pytest.mark.parametrize("number", [10, 40])
+def test_the_interval_covers_the_truth_as_often_as_it_says(number: int) -> None:
+    """Of the classes of each set; drawing ten images again with replacement once covered two thirds."""
+    random = np.random.default_rng(0)
+    population = scenes(4000, random)
+    truth, covered = iou_of(population), 0
+    for _ in range(300):
+        chosen = population[random.integers(0, len(population), number)]
+        low, high = interval(chosen)
+        covered += low < truth[~np.isnan(iou_of(chosen))].mean() < high
+    assert 0.92 < covered / 300 < 0.99
+
+
+def test_two_networks_differ_by_as_much_as_their_interval_says() -> None:
+    """The second makes other errors in the same scenes; ten images are compared in pairs."""
+    random = np.random.default_rng(1)
+    first = scenes(4000, random)
+    kept = np.eye(11, dtype=np.int64) * random.binomial(first.diagonal(axis1=1, axis2=2), 0.8)[:, None]
+    second = kept + np.roll(np.eye(11, dtype=np.int64), 1, axis=1) * (first.sum(2) - kept.sum(2))[..., None]
+    truth, covered = [iou_of(counts) for counts in (first, second)], 0
+    for _ in range(300):
+        chosen = random.integers(0, 4000, 10)
+        sides, expected = [], []
+        for counts, iou in zip((first[chosen], second[chosen]), truth, strict=True):
+            shares = shares_of_groups(counts)
+            sides.append([Estimate(float(shares.mean()), *interval(counts), 10, by_image=shares)])
+            expected.append(iou[~np.isnan(iou_of(counts))].mean())
+        low, high = difference(*sides).interval()
+        covered += low < expected[0] - expected[1] < high
+    assert 0.9 < covered / 300 < 0.99
+
+
+@pytest.mark.parametrize("right", [0, 7])
+def test_an_miou_of_0_or_1_has_no_width_and_two_images_without_a_class_in_common_have_one(right: int) -> None:
+    counts = np.zeros((2, 4, 4), dtype=np.int64)
+    counts[0, 0, 0], counts[0, 0, 2], counts[1, 1, 1], counts[1, 1, 3] = right, 7 - right, right, 7 - right
+    assert interval(counts) == (float(right > 0), float(right > 0))
+    counts[0, 0, 2] = counts[1, 1, 3] = 7
+    if right:
+        low, high = interval(counts)
+        assert 0 < low < scores_of(counts).miou < high < 1
+        assert shares_of_groups(counts).mean() == pytest.approx(scores_of(counts).miou)
+
+
 def test_rare_classes_that_are_never_found_do_not_raise_the_interval() -> None:
-    """A draw without their only image has the mean over the same classes: so the interval is that of class 0 alone."""
+    """A class of a single image may vary as the others do: so the interval is wider than that of class 0 alone."""
     counts = np.zeros((30, 8, 8), dtype=np.int64)
     counts[:, 0, 0] = np.arange(70, 100)
     counts[:, 0, 1] = np.arange(30, 0, -1)
@@ -139,8 +200,8 @@ def test_rare_classes_that_are_never_found_do_not_raise_the_interval() -> None:
         counts[rare, rare, 0] = 5
     common, whole = counts[:, 0, 0], scores_of(counts)
     low, high = interval(counts)
-    assert low < whole.miou < high
-    assert high - low < 4 * common.std() / np.sqrt(30) / 100 / 8 * 1.2
+    assert low < whole.miou < high and (low + high) / 2 == pytest.approx(whole.miou, abs=0.01)
+    assert 4 * common.std() / np.sqrt(30) / 100 / 8 < high - low < 4 * common.std() / 100 / np.sqrt(8)
 
 
 def test_the_shares_of_groups_have_the_miou_as_their_mean_and_its_spread() -> None:

@@ -234,6 +234,17 @@ def fit(target: str, folder: Path, **options) -> tuple[str, dict]:
     return result["subject"]["training"], result
 
 
+def test_a_stopped_run_says_at_which_step_it_was_measured(finished: Path, tmp_path: Path) -> None:
+    stopped = tmp_path / "stopped"
+    shutil.copytree(finished, stopped)
+    for left in ("weights.safetensors", *(f"checkpoints/step-{LAST:08d}.{end}" for end in ("safetensors", "json"))):
+        (stopped / left).unlink()
+    options = {"data": DATA, "run": tmp_path / "look", "num_val": 2, "evaluate_only": True, "device": "cpu"}
+    with pytest.warns(UserWarning, match="is not finished"):
+        assert segment(str(stopped), **options)["subject"]["step"] == LAST - 1
+    assert segment(str(finished), **options)["subject"]["step"] is None
+
+
 def test_whatever_a_target_may_be_can_be_trained_on_and_evaluated_again(finished: Path, tmp_path: Path) -> None:
     shipped_file, exported = tmp_path / "odd.safetensors", tmp_path / "exported.safetensors"
     save_weights(create_model("shipped/vit"), shipped_file)  # of a shape that no name has
