@@ -146,6 +146,9 @@ def _scored(name: str, *studies: str) -> Work:
     return lambda setting, networks: iter((auc_step(setting, name, networks, *studies),))
 
 
+THRESHOLD = ("--pca-threshold", "0")  # as the paper colours components: where the first is high
+
+
 def _drawn(name: str, *options: str, studies: tuple[str, ...] = ()) -> Work:
     """Pictures and, where a figure has ROC curves below them, scores."""
 
@@ -340,7 +343,7 @@ ITEMS: tuple[Item, ...] = (
           [*dict.fromkeys(network for pair in _FIG5 for network in pair)], work=_drawn("dino-mamba-fig5"), **_MASKED,
           note=f"{_RELEASED_MAMBAS} {_OPEN_MAPS}"),
     _item("fig6", "Figure 6", "Principal components of three mixers; maps of DinoVim's sizes",
-          (*reversed(BASE), DINO["dinovim_small"], DINO["dinovim_tiny"]), work=_drawn("dino-mamba-fig6"), **_MASKED,
+          (*reversed(BASE), DINO["dinovim_small"], DINO["dinovim_tiny"]), work=_drawn("dino-mamba-fig6", *THRESHOLD), **_MASKED,
           note=_OPEN_MAPS),
     _item("fig7", "Figure 7", "One map per register", (REGISTERS,),
           work=_drawn("dino-mamba-fig7", "--map", "register_cosine"), **_MASKED, note=_OPEN_MAPS),
@@ -366,7 +369,7 @@ ITEMS: tuple[Item, ...] = (
           work=_drawn("dino-mamba-fig11", studies=("model",)), **_MASKED,
           cells=tuple(_above("dino-mamba-fig11", "model", *pair) for pair in _FIG5), note=_RELEASED_MAMBAS),
     _item("fig12", "Figure 12", "More principal components, under one threshold", tuple(reversed(BASE)),
-          work=_drawn("dino-mamba-fig12", "--pca-threshold", "0"), **_MASKED,
+          work=_drawn("dino-mamba-fig12", *THRESHOLD), **_MASKED,
           note="The paper does not give its threshold; 0 is the mean of each image's first component."),
     _drawing("Figure 13", "Visual Mamba in DINO", "A drawing of student, teacher and token layouts. The recipes dino_* "
              "are that; docs/mathematics.md has the equations."),
