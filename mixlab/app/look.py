@@ -216,8 +216,8 @@ def _log_shades(values: Tensor, low: float, high: float) -> Tensor:
 
 
 def _part(stack: Tensor, part: int | None) -> Tensor:
-    """One map (h, w) of a stack (K, h, w): the mean, or a part, the last one where there are fewer."""
-    return stack.mean(0) if part is None else stack[min(part, len(stack) - 1)]
+    """One map (h, w) of a stack (K, h, w): the mean, or a part; heads of both directions may share one."""
+    return stack.mean(0) if part is None else stack[part % len(stack)]
 
 
 def _raw_auc(one: Tensor, mask: Tensor) -> float | None:

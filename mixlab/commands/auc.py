@@ -161,7 +161,7 @@ def _print(answer: WideAnswer, content: dict[str, Any]) -> None:
         )
     if content["study"] == "model" and len(order) > 2:
         about = f"minus the next: on the same images, ±: each at 95 %; all {len(content['comparisons'])} pairs: --json"
-        answer.table(f"Networks by rank, {about}", RANKED, _ranked(content))
+        answer.table(f"Networks by rank, by their default maps and by each map, {about}", RANKED, _ranked(content))
     else:
         for comparison in content["comparisons"]:
             answer.line(str(ScoreDifference.from_json(comparison)))

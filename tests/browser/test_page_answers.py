@@ -118,7 +118,7 @@ def assert_weight_lies_as_the_server_counts_it(page: Page) -> None:
     total = np.cumsum(weights.ravel()[order])
     far = round(distance[order][np.searchsorted(total, total[-1] / 2)])
     captions = page.locator(".answer figcaption")
-    expect(captions.first).to_contain_text(re.compile(rf"^half of the weight within {far}\spatch"))
+    expect(captions.first).to_contain_text(re.compile(rf"^half of the weight on others within {far}\spatch"))
     expect(captions.nth(1)).to_contain_text("line: this patch")
 
 

@@ -72,6 +72,31 @@ def test_a_mask_stays_on_the_image_when_the_fit_changes_and_comes_back_as_it_was
     np.testing.assert_array_equal(mask_of(wide), before)
 
 
+def test_a_mask_comes_back_after_all_fits_as_it_was_and_the_patch_stays_on_the_photograph(wide: Page) -> None:
+    wide.select_option("#fit", "squash")
+    settle(wide)
+    draw(wide, (0.05, 0.5), (0.9, 0.6))
+    wide.get_by_text("Pick patch", exact=True).click()
+    wide.locator("#stage").click(position={"x": 100, "y": 100})
+    settle(wide)
+    patch = wide.locator("#patch-text").inner_text()
+    seen = []
+    for _ in range(3):
+        for fit in ("crop", "square", "squash"):
+            wide.select_option("#fit", fit)
+            settle(wide)
+        seen.append(mask_of(wide))
+        assert wide.locator("#patch-text").inner_text() == patch
+    np.testing.assert_array_equal(seen[1], seen[0])
+    np.testing.assert_array_equal(seen[2], seen[0])
+
+
+def test_a_file_without_foreground_is_named(wide: Page, tmp_path: Path) -> None:
+    Image.new("L", (144, 90)).save(tmp_path / "empty.png")
+    wide.set_input_files("#mask-file", tmp_path / "empty.png")
+    expect(wide.locator("#banner")).to_contain_text("empty.png has no foreground")
+
+
 def test_what_a_crop_does_not_show_is_said_and_kept(wide: Page) -> None:
     choose = wide.locator("#fit")
     choose.select_option("squash")

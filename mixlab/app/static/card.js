@@ -122,14 +122,14 @@ export class Card {
     const [count, height, width] = shape;
     const cells = height * width;
     const part = this.part();
-    const index = part === null ? null : Math.min(part, count - 1);
+    const index = part === null ? null : part % count; // heads of both directions may share a map
     const one = index === null ? mean(values, count, cells) : values.subarray(index * cells, (index + 1) * cells);
     const [low, high] = range(one);
     const panel = this.panels.map;
     drawHeat(panel.canvases[0], { shape: [height, width], values: one }, { colours: viridis, low, high, image: this.view.overlay ? this.image : null });
     const here = this.#mark(panel.canvases[0], [height, width]);
     const parts = this.maps.find((map) => map.id === answer.map).parts;
-    const which = !parts ? "" : index === null ? `, mean of ${count} ${parts}s` : `, ${parts} ${numbered(index, count)}`;
+    const which = !parts ? "" : index === null ? `, mean of ${count} ${parts}${count === 1 ? "" : "s"}` : `, ${parts} ${numbered(index, count)}`;
     const caption = `${answer.map.replaceAll("_", " ")}${which}; chosen patch ${short(one[here])}`;
     panel.show({ caption, low: short(low), high: short(high), labels: [`Activation map of ${this.model.id}: ${caption}`] });
   }
@@ -154,7 +154,7 @@ export class Card {
     panel.title.textContent = this.rowTitle;
     const extra = answer.share_of_extra > 0.0005 ? `, ${percent(answer.share_of_extra)} on class token and registers` : "";
     const far = reach(sizes, shape, own);
-    const weights = `half of the weight within ${far}\u00a0${far === 1 ? "patch" : "patches"}; ${percent(answer.share_of_self)} on itself${extra}`;
+    const weights = `half of the weight on others within ${far}\u00a0${far === 1 ? "patch" : "patches"}; ${percent(answer.share_of_self)} on itself${extra}`;
     const caption = this.model.has_matrix ? `${weights}; ${answer.head_name}` : answer.head_name;
     const ends = (this.view.scale === "log" ? [Math.exp(low), Math.exp(high)] : [low, high]).map(short);
     panel.show({ caption, low: ends[0], high: ends[1], labels: [`${panel.title.textContent}, ${this.model.id}: ${caption}`] });

@@ -47,7 +47,7 @@ export function buildTools(stage) {
   };
   const useBrush = (size) => {
     stage.brush = size / 200;
-    element("brush-text").textContent = `${size / 2} %`;
+    element("brush-text").textContent = `${size} %`; // its width
   };
   // The address is the view: it has no room for a place on the page.
   listen("skip", (_, event) => (event.preventDefault(), stage.canvas.focus()), "click");

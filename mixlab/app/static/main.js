@@ -54,12 +54,13 @@ async function start() {
   listen("mask-sample", () => masking.takeSample(), "click");
   listen("mask-clear", () => masking.clear(), "click");
   listen("share", share, "click");
-  listen("download", () => saveFigure(element("stage"), cards), "click");
+  listen("download", () => (saveFigure(element("stage"), cards), tell("Saved as mixlab.png.")), "click");
   listen("export", saveAsPage, "click");
   player = new Player({ next: nextPatch, isReady: () => cards.every((card) => card.isCurrent) });
   tour = new Tour();
   addEventListener("hashchange", followAddress);
   foldControls();
+  uploads.showEarlier();
   await followAddress();
   await showExhibits(element("exhibits")).catch((error) => refused(error, `${error.message}.`));
 }
@@ -71,6 +72,7 @@ async function followAddress() {
   pinned = null;
   view = checked(readAddress(address.follow()), about);
   address.settle();
+  tell("");
   await masking.follow(history.state);
   refresh();
 }
@@ -167,7 +169,8 @@ async function share() {
   address.keep();
   try {
     await navigator.clipboard.writeText(location.href);
-    tell(uploads.has(view.image) ? "Link copied. It shows your image as long as this server runs." : "Link copied.");
+    const shown = uploads.has(view.image) ? " It shows your image as long as this server runs." : "";
+    tell(`Link copied.${shown}${mask.hides ? " It has the part of the mask that is seen here." : ""}`);
   } catch {
     tell("The link is in the address bar.");
   }
@@ -238,6 +241,7 @@ function choose(id) {
 
 function showPicture(id) {
   address.leave({ image: id });
+  tell(mask.isBlank || view.mask === "sample" ? "" : "The mask stays with the other image: Back returns to both.");
   mask.clear();
   change({ image: id, mask: "" });
 }

@@ -28,22 +28,23 @@ export class Mask {
 
   // All of it, to be restored.
   get state() {
-    return this.isBlank ? null : { values: this.values, whole: this.whole };
+    return this.isBlank ? null : { values: this.values, whole: this.whole, hides: this.hides };
   }
 
-  restore({ values, whole }) {
+  restore({ values, whole, hides }) {
     this.changes++;
     this.values.set(values);
-    this.whole = structuredClone(whole);
+    Object.assign(this, { whole: structuredClone(whole), hides });
   }
 
-  // Another part of the image is seen: `from` and `to` are [left, top, right, bottom] as shares of its sides. The rest is
-  // kept in `whole`. True if some of the mask is not seen now.
-  refit(from, to) {
+  // Another part of the image is seen. `parts` are [left, top, right, bottom] of every fit, as shares of its sides. The
+  // rest is kept in `whole`, and `hides` says whether some of the mask is not seen now.
+  refit(parts, fromFit, toFit) {
     this.changes++;
-    // At least as fine as either part, so that what is not drawn over comes back as it was.
+    const [from, to] = [parts[fromFit], parts[toFit]];
+    // One size for an image, as fine as its smallest part, so that what is not drawn over comes back as it was.
     this.whole = resized(this.whole, [0, 1].map((axis) => {
-      const share = Math.min(from[axis + 2] - from[axis], to[axis + 2] - to[axis]);
+      const share = Math.min(...Object.values(parts).map((part) => part[axis + 2] - part[axis]));
       return Math.min(MAX_SIDE, Math.floor(this.side / share) + 1);
     }));
     const { values } = this.whole;
@@ -53,10 +54,11 @@ export class Mask {
       if (pixel >= 0 && this.values[pixel] !== before[pixel]) values[cell] = this.values[pixel];
     });
     this.values.set(this.#seen(to));
-    return values.some((value, cell) => value === 1 && this.#pixelOf(cell, to) < 0);
+    this.hides = values.some((value, cell) => value === 1 && this.#pixelOf(cell, to) < 0);
   }
 
   #setWhole(values) {
+    this.hides = false;
     this.whole = { width: this.side, height: this.side, values };
   }
 

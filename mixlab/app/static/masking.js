@@ -53,7 +53,7 @@ export class Masking {
       const { body } = await call(this.#path("mask"), { method: "POST", body: await file.arrayBuffer() });
       if (this.mask.changes !== changes) return;
       this.mask.setRuns(body.mask, body.whole);
-      warn("");
+      warn(this.mask.isEmpty ? `${file.name} has no foreground here: in a mask, what is not 0 is foreground.` : "");
       this.drawn(true);
       tell(`Mask from ${file.name}.`);
     } catch (error) {
@@ -78,23 +78,27 @@ export class Masking {
     this.host.change({ mask: text.length > MAX_TEXT ? "" : text });
   }
 
-  // The mask stays where it is on the image.
+  // Mask and patch stay where they are on the image.
   async changeFit(fit) {
     this.#wanted = fit;
-    const { image, mask: text } = this.host.view();
-    if (text === "sample" || this.mask.isBlank) {
-      this.host.leave({ fit });
-      this.mask.clear();
-      this.host.change({ fit });
-      return text === "sample" ? this.takeSample() : undefined;
-    }
+    const { image } = this.host.view();
     try {
       const { body } = await call(this.#path("fits"));
       if (this.#wanted !== fit) return;
       this.host.leave({ fit });
-      const isHidden = this.host.view().image === image && this.mask.refit(body[this.host.view().fit], body[fit]);
-      this.host.change({ fit, mask: "" });
-      if (isHidden) tell("Part of the mask lies outside this crop. It is kept: the whole image shows it.");
+      const view = this.host.view();
+      if (view.image !== image) return this.host.change({ fit });
+      const place = moved(view, body[view.fit], body[fit]);
+      tell("");
+      if (view.mask === "sample" || this.mask.isBlank) {
+        const isSample = view.mask === "sample";
+        this.mask.clear();
+        this.host.change({ fit, ...place });
+        return isSample ? this.takeSample() : undefined;
+      }
+      this.mask.refit(body, view.fit, fit);
+      this.host.change({ fit, ...place, mask: "" });
+      if (this.mask.hides) tell("Part of the mask lies outside this crop. It is kept: the whole image shows it.");
       await this.drawn(true);
     } catch (error) {
       refused(error, `${error.message}.`);
@@ -106,4 +110,13 @@ export class Masking {
     const { image, fit } = this.host.view();
     return `/api/pictures/${encodeURIComponent(image)}/${what}?fit=${fit}`;
   }
+}
+
+// A point of the image, as shares of another part of it.
+function moved({ x, y }, from, to) {
+  const along = (share, axis) => {
+    const place = from[axis] + share * (from[axis + 2] - from[axis]);
+    return Math.max(0, Math.min((place - to[axis]) / (to[axis + 2] - to[axis]), 0.9999));
+  };
+  return { x: along(x, 0), y: along(y, 1) };
 }

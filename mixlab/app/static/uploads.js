@@ -5,9 +5,12 @@ import { thumbnail } from "./controls.js";
 import { element } from "./messages.js";
 import { call } from "./server.js";
 
+const EARLIER = "mixlab-uploads"; // their names, until the tab is closed
+
 export class Uploads {
   #files = new Map(); // id -> Blob
   #thumbnails = new Map();
+  #names = {};
 
   // `choose(id)`: one is to be shown.
   constructor(choose) {
@@ -33,11 +36,27 @@ export class Uploads {
   show(id, name) {
     if (this.#thumbnails.has(id)) return;
     this.#thumbnails.set(id, thumbnail(id, { alt: `Your image ${this.#thumbnails.size + 1}`, title: name, choose: this.choose }));
+    this.#names[id] = name;
     element("samples").append(this.#thumbnails.get(id));
+    this.#keepNames();
+  }
+
+  // Those of before a reload that the server still has.
+  showEarlier() {
+    for (const [id, name] of Object.entries(JSON.parse(sessionStorage.getItem(EARLIER) ?? "{}"))) {
+      this.show(id, name);
+      this.#thumbnails.get(id).querySelector("img").addEventListener("error", () => this.forget(id), { once: true });
+    }
   }
 
   forget(id) {
     this.#thumbnails.get(id)?.remove();
     this.#thumbnails.delete(id);
+    delete this.#names[id];
+    this.#keepNames();
+  }
+
+  #keepNames() {
+    sessionStorage.setItem(EARLIER, JSON.stringify(this.#names));
   }
 }
