@@ -239,7 +239,7 @@ def test_a_saved_page_shows_the_column_the_logarithm_and_the_mask_of_the_screen(
             assert article.locator(".legend span").all_inner_texts() == ends
             expect(article).to_contain_text("log scale")
             auc = page.locator("#score-table tbody td strong").nth(number).inner_text()
-            expect(article).to_contain_text(f"Binary-AUC of the map against the mask: {auc}")
+            expect(article).to_contain_text(f"Binary-AUC of the map isolation against the mask: {auc}")
             tokens = re.search(r"(\d+) tokens", label(page, model, 3))
             assert tokens is not None
             for figure, place, cells in ((1, 0, 8), (3, 1, int(tokens[1]))):

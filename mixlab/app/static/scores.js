@@ -31,7 +31,8 @@ export class Scores {
   // The score of a card in words; none without a mask.
   said(card) {
     const answer = this.#found.get(card.model.id);
-    return answer?.roc ? `Binary-AUC of the map against the mask: ${answer.auc.toFixed(3)} (raw AUC ${answer.raw_auc.toFixed(3)})` : "";
+    const map = (card.view.map === "default" ? card.model.default_map : card.view.map).replaceAll("_", " ");
+    return answer?.roc ? `Binary-AUC of the map ${map} against the mask: ${answer.auc.toFixed(3)} (raw AUC ${answer.raw_auc.toFixed(3)})` : "";
   }
 
   // Ask for the scores of these cards, unless they are known.
