@@ -429,7 +429,7 @@ def test_heads_of_a_probe_that_were_chosen_elsewhere_stand_beside_the_best(tmp_p
     probed("registers", 0, 0.9, 0.8, heads="blocks 1, strategies registers")  # an ablation
     places = [tmp_path / name for name in ("vit-s0", "vit-s1", "old", "registers")]
     (row,) = chosen_elsewhere(read_findings(places))
-    assert (row.label, row.heads, row.num_seeds) == ("vit", "the paper's", 2)
+    assert (row.label, row.heads, row.num_seeds) == ("vit", "the paper's, cached", 2)
     assert (row.best, row.elsewhere) == pytest.approx((0.7, 0.6))
     write_report(places, tmp_path / "page.html")
     assert "chosen on other images" in (tmp_path / "page.html").read_text()
