@@ -112,8 +112,8 @@ class Look:
         }
 
     def score(self, question: MaskedQuestion) -> dict[str, Any]:
-        stack = self._map(self._chosen(question.map), self._layer)
-        one, mask = _part(stack, question.part), torch.from_numpy(decode_runs(question.mask))
+        one = self._part(self._chosen(question.map), self._layer, question.part)
+        mask = torch.from_numpy(decode_runs(question.mask))
         raw = _raw_auc(one, mask)
         if raw is None:
             return {"auc": None, "raw_auc": None, "centre_prior": None, "roc": None}
@@ -131,7 +131,7 @@ class Look:
         chosen, mask = self._chosen(question.map), torch.from_numpy(decode_runs(question.mask))
         scores = []
         for layer in range(self._card.num_layers):
-            scores.append(_either_sign(_raw_auc(_part(self._map(chosen, layer), question.part), mask)))
+            scores.append(_either_sign(_raw_auc(self._part(chosen, layer, question.part), mask)))
             self._progress(layer + 1, self._card.num_layers, f"layer {layer} of {self._card.id}")
         return {"map": chosen, "auc": scores}
 
@@ -152,6 +152,13 @@ class Look:
             mixing = self._mixing(layer)
             found = kind.read(summary_rows(mixing, self._sight.subject.backbone.layout, features.grid), mixing)
         return self._finite((found[0] if found.ndim == 4 else found).float().cpu(), f"the {name} map")
+
+    def _part(self, name: str, layer: int, part: int | None) -> Tensor:
+        """One map (h, w): the mean, or a part, the last where there are fewer. Heads of both directions share theirs."""
+        stack = self._map(name, layer)
+        if part is None:
+            return stack.mean(0)
+        return stack[part % len(stack) if name == "mixing_rows" else min(part, len(stack) - 1)]
 
     def _features(self, layer: int) -> Features:
         return self._traces.features(self._sight, self._progress)[layer]
@@ -213,11 +220,6 @@ def _log_shades(values: Tensor, low: float, high: float) -> Tensor:
         return torch.full_like(values, 255 if high > 0 else 0, dtype=torch.uint8)
     shares = (values.clamp(min=low) / low).log() / math.log(high / low)
     return (255 * shares).round().to(torch.uint8)
-
-
-def _part(stack: Tensor, part: int | None) -> Tensor:
-    """One map (h, w) of a stack (K, h, w): the mean, or a part; heads of both directions may share one."""
-    return stack.mean(0) if part is None else stack[part % len(stack)]
 
 
 def _raw_auc(one: Tensor, mask: Tensor) -> float | None:

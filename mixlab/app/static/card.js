@@ -122,13 +122,14 @@ export class Card {
     const [count, height, width] = shape;
     const cells = height * width;
     const part = this.part();
-    const index = part === null ? null : part % count; // heads of both directions may share a map
+    const parts = this.maps.find((map) => map.id === answer.map).parts;
+    // Of both directions, a head has one map together.
+    const index = part === null ? null : parts === "head" ? part % count : Math.min(part, count - 1);
     const one = index === null ? mean(values, count, cells) : values.subarray(index * cells, (index + 1) * cells);
     const [low, high] = range(one);
     const panel = this.panels.map;
     drawHeat(panel.canvases[0], { shape: [height, width], values: one }, { colours: viridis, low, high, image: this.view.overlay ? this.image : null });
     const here = this.#mark(panel.canvases[0], [height, width]);
-    const parts = this.maps.find((map) => map.id === answer.map).parts;
     const which = !parts ? "" : index === null ? `, mean of ${count} ${parts}${count === 1 ? "" : "s"}` : `, ${parts} ${numbered(index, count)}`;
     const caption = `${answer.map.replaceAll("_", " ")}${which}; chosen patch ${short(one[here])}`;
     panel.show({ caption, low: short(low), high: short(high), labels: [`Activation map of ${this.model.id}: ${caption}`] });

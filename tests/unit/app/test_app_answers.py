@@ -207,6 +207,21 @@ def test_scores_are_those_of_scikit_learn_at_every_layer(address: str, laborator
         assert np.trapezoid(up, across) == pytest.approx(raw, abs=1e-6)
 
 
+def test_a_head_of_the_other_direction_is_scored_by_the_map_that_both_share(
+    address: str, laboratory: Laboratory
+) -> None:
+    runs = encode_runs(square_mask(laboratory.samples[1].mask, 256, SHOWN_FIT))
+    shape = answer(address, "map", "dinovim_tiny", 2, {"map": "mixing_rows"})["values"]["shape"]
+    both = mixing_of(laboratory, "dinovim_tiny", 2).num_heads
+    assert both == 2 * shape[0]
+    asked = {"mask": runs, "map": "mixing_rows"}
+    one, other = (
+        answer(address, "score", "dinovim_tiny", 2, asked | {"part": part})["auc"] for part in (1, 1 + shape[0])
+    )
+    last = answer(address, "score", "dinovim_tiny", 2, asked | {"part": shape[0] - 1})["auc"]
+    assert one == other and (shape[0] == 2 or one != last)
+
+
 def test_a_mask_without_background_has_no_score(address: str) -> None:
     found = answer(address, "score", "vit_tiny", 0, {"mask": [[1, 256 * 256]]})
     assert found == {"auc": None, "raw_auc": None, "centre_prior": None, "roc": None}
