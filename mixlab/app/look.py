@@ -154,7 +154,7 @@ class Look:
         return self._finite((found[0] if found.ndim == 4 else found).float().cpu(), f"the {name} map")
 
     def _part(self, name: str, layer: int, part: int | None) -> Tensor:
-        """One map (h, w): the mean, or a part, the last where there are fewer. Heads of both directions share theirs."""
+        """One map (h, w): the mean, or a part, the last where there are fewer. Heads of both directions share one."""
         stack = self._map(name, layer)
         if part is None:
             return stack.mean(0)
