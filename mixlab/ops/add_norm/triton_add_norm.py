@@ -12,6 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from mixlab.ops.triton_sums import add_up
+
 
 @triton.jit
 def _add_norm_forward_kernel(
@@ -120,7 +122,7 @@ def add_norm_backward(
         dout, dnormed, out, weight, factors, dbranch, dstream, dvectors, num_rows, out.shape[1], width, eps,
         CENTRED=centred, SCALED=factors is not None, BLOCK=row_block(width), num_warps=row_warps(width),
     )  # fmt: skip
-    return [dbranch, dstream, *dvectors.sum(1).to(weight.dtype)]
+    return [dbranch, dstream, *add_up(dvectors, dim=1).to(weight.dtype)]
 
 
 def row_block(width: int) -> int:

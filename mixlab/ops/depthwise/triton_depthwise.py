@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mixlab.ops.add_norm.triton_add_norm import in_rows
+from mixlab.ops.triton_sums import add_up
 
 CHANNELS = 64  # of a program
 WHOLE_TOKENS = 16  # of maps whose rows are unrolled; larger ones would compile for half a minute
@@ -225,7 +226,7 @@ def depthwise_backward(
     _windows_kernel[(walk.num_programs * walk.num_blocks,)](
         tokens, dout, partial, len(tokens), DOUT_L=dout.stride(1), STEP=WINDOW_ROWS, **walk.options
     )
-    return _convolve(dout, taps, height, width, window, flipped=True), partial.sum(0)
+    return _convolve(dout, taps, height, width, window, flipped=True), add_up(partial)
 
 
 def _convolve(

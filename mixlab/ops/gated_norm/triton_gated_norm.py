@@ -13,6 +13,7 @@ from torch import Tensor
 
 from mixlab.ops.add_norm.triton_add_norm import row_block, row_unit, row_warps
 from mixlab.ops.short_conv.triton_short_conv import sigmoid
+from mixlab.ops.triton_sums import add_up
 
 BACKWARD_WARPS = 1584  # twelve on each multiprocessor of a large chip; a program leaves one partial sum for the weights
 
@@ -169,7 +170,7 @@ def gated_norm_backward(
         UNIT=unit, R=directions, E=inner, COUNT=count, BLOCK=block,
         num_warps=num_warps, maxnreg=168,
     )  # fmt: skip
-    return out, dy, dweight.sum(0)
+    return out, dy, add_up(dweight)
 
 
 def row_pieces(width: int) -> tuple[int, int]:

@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mixlab.ops.add_norm.triton_add_norm import row_unit
+from mixlab.ops.triton_sums import add_up
 
 WIDTH = 4  # taps: the kernels keep a window of so many tokens in registers
 SEGMENT = 256  # tokens per program, about
@@ -309,7 +310,7 @@ def short_conv_backward(dvalues: Tensor, dqk: Tensor, x: Tensor, weight: Tensor,
         x.stride(1) // unit, R=directions, CHANNELS=block, UNIT=unit, AHEAD=AHEAD,
         num_warps=1, maxnreg=BACKWARD_REGISTERS,
     )  # fmt: skip
-    return partial.sum(0)
+    return add_up(partial)
 
 
 def channel_block(inner: int, state: int) -> int:

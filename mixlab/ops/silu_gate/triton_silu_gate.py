@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mixlab.ops.add_norm.triton_add_norm import in_rows, row_block, row_programs, row_unit, row_warps
+from mixlab.ops.triton_sums import add_up
 
 
 @triton.jit
@@ -71,4 +72,4 @@ def silu_gate_backward(dout: Tensor, y: Tensor, gate: Tensor, bias: Tensor) -> l
         dout, y, gate, bias, dy, dgate, dbias, num_rows, width, gate.stride(1) // unit,
         UNIT=unit, BLOCK=row_block(width), num_warps=row_warps(width),
     )  # fmt: skip
-    return [dy, dgate, dbias.sum(0).to(bias.dtype)]
+    return [dy, dgate, add_up(dbias).to(bias.dtype)]

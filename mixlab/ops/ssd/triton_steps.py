@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mixlab.ops.ssd.tiling import Tiling
+from mixlab.ops.triton_sums import add_up
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 MIN_LOG2_DECAY = tl.constexpr(-57.7)  # e^-40, as in chunked.py: nothing beside 1, and the sums stay small and exact
@@ -161,4 +162,4 @@ def steps_backward(
         steps.stride(0), *dt.stride(), dt.shape[2],
         T=tiles.tile, N=flows.crossing.shape[3], HEADS=heads, RAW=bias is not None,
     )  # fmt: skip
-    return ddt, sums.sum(1)
+    return ddt, add_up(sums, dim=1)

@@ -24,6 +24,7 @@ from torch import Tensor
 from triton.runtime import interpreter
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
+from mixlab.ops import triton_sums
 from mixlab.ops.add_norm import op as add_norm_op
 from mixlab.ops.add_norm import reference as add_norm_reference
 from mixlab.ops.attention import op as attention_op
@@ -334,6 +335,12 @@ def silu_gate_errors() -> Errors:
     return compare(gate_op._gate, gate_reference.silu_gate, [y, gate, torch.randn(41)])
 
 
+def sums_errors(*shape: int, dim: int = 0) -> Errors:
+    """More parts than a program loads at a time."""
+    parts = torch.randn(shape)
+    return {"sum": relative_error(triton_sums.add_up(parts, dim=dim), parts.double().sum(dim))}
+
+
 def entropy_errors(num_views: int, num_targets: int, num_images: int, num_outputs: int) -> Errors:
     """The reference is the sum over pairs, as it is written; each program has 16 outputs."""
     targets = torch.randn(num_targets, num_images, num_outputs).softmax(-1)
@@ -458,6 +465,8 @@ def main() -> None:
         "add in one of two images and RMSNorm": (add_norm_errors, (False, True)),
         "add in one of two images and LayerNorm": (add_norm_errors, (True, True)),
         "bias, SiLU and gate": (silu_gate_errors, ()),
+        "sums of 257 rows": (partial(sums_errors, dim=1), (3, 257, 50)),
+        "sums of 129 long rows": (sums_errors, (129, 4100)),
         "cross-entropy of two views": (entropy_errors, (2, 2, 1, 16)),
         "cross-entropy of five views, two of them global": (entropy_errors, (5, 2, 3, 41)),
         "cross-entropy of three views with one target": (entropy_errors, (3, 1, 2, 7)),
