@@ -187,7 +187,9 @@ def _named(record: Record) -> str:
 
 
 def _commit(record: Record) -> str:
-    return str(record["provenance"]["commit"])
+    """As git shortens it, where MIXLAB_COMMIT gave all of it."""
+    commit = str(record["provenance"]["commit"])
+    return commit[:8] if len(commit) == 40 else commit
 
 
 def _device(record: Record) -> str:
