@@ -6,8 +6,8 @@ are 95 %, unless said otherwise.
 
 from mixlab.statistics.bootstrap import (
     bootstrap_difference,
-    bootstrap_groups,
     bootstrap_mean,
+    jackknife,
     paired_accuracy_difference,
 )
 from mixlab.statistics.correlation import Correlation, correlate
@@ -42,12 +42,12 @@ __all__ = [
     "Significance",
     "accuracy_interval",
     "bootstrap_difference",
-    "bootstrap_groups",
     "bootstrap_mean",
     "correlate",
     "difference",
     "has_learnt",
     "interval_from_std",
+    "jackknife",
     "mean_interval",
     "mean_over_images",
     "mean_over_seeds",

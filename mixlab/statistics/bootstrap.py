@@ -11,6 +11,7 @@ from mixlab.errors import InputError
 from mixlab.statistics.intervals import LEVEL, Estimate, student, wilson_interval
 
 NUM_RESAMPLES = 2000
+PARTS = 200  # of a jackknife, at most
 FEW = 50  # from here on the percentiles cover what they say, within a point or two
 _DRAWS_AT_ONCE = 1 << 22
 
@@ -68,18 +69,26 @@ def bootstrap_difference(
     return bootstrap_mean(scores - others, level=level, num_resamples=num_resamples, seed=seed)
 
 
-def bootstrap_groups(
-    num_groups: int, statistic: Callable[[NDArray[np.int64]], NDArray[np.float64]], *, seed: int = 0
+def jackknife(
+    num_images: int, statistic: Callable[[NDArray[np.int64]], NDArray[np.float64]]
 ) -> tuple[float, float] | None:
-    """The interval of what is computed from groups of images; None of fewer than two.
+    """The interval, within 0 to 1, of a share that is no mean over images, by Student's t; None of fewer than two.
 
-    `statistic` gets how often each group was drawn in each resample (R, G), and returns the resamples' values (R,).
+    `statistic` gets how often each image counts in each of R sets (R, images), and returns the sets' values (R,). It is
+    computed without each image in turn, or without each of `PARTS` groups of them. Drawing images with replacement says
+    too little here: whatever is right in an image is right in its copies, and what only one image has never varies.
     """
-    if num_groups < 2:
+    if num_images < 2:
         return None
-    equal = np.full(num_groups, 1 / num_groups)
-    draws = np.random.default_rng(seed).multinomial(num_groups, equal, size=NUM_RESAMPLES)
-    return _ends(statistic(draws), num_groups)
+    parts = min(num_images, PARTS)
+    left_out = np.arange(num_images) % parts == np.arange(parts)[:, None]
+    value = float(statistic(np.ones((1, num_images), dtype=np.int64))[0])
+    without = statistic((~left_out).astype(np.int64))
+    without = without[~np.isnan(without)]
+    if len(without) < 2:
+        return None
+    half = student(len(without) - 1) * math.sqrt((len(without) - 1) * without.var())
+    return max(value - half, 0.0), min(value + half, 1.0)
 
 
 def _ends(values: NDArray[np.float64], n: int, level: float = LEVEL) -> tuple[float, float]:

@@ -1,17 +1,18 @@
-"""COCO's average precision, and its interval by resampling images."""
+"""COCO's average precision, and its interval over images."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mixlab.errors import naming_extras
-from mixlab.statistics import bootstrap_groups
+from mixlab.statistics import jackknife
 
 Kind = Literal["boxes", "masks"]
 NAMES = ("AP", "AP50", "AP75", "AP_small", "AP_medium", "AP_large")  # in COCO's order
@@ -112,21 +113,26 @@ def _first_reaching(rising: NDArray[np.int64], wanted: NDArray[np.int64]) -> NDA
 
 
 def precision_interval(truth: dict[str, Any], results: Entries, kind: Kind) -> Interval:
-    """The 95 % interval of the AP, by drawing images with replacement; None of fewer than two images with objects.
+    """The 95 % interval of the AP, by leaving out images; None of fewer than two images with objects.
 
-    A category that no drawn image has keeps its AP in all of them: the mean is over the same categories in every draw.
+    It is that of the AP of sets of as many images, which is above that of all images where categories have few objects.
+    In simulations it holds that in 90 to 99 % of the sets, with 5 to 200 images and 3 or 20 categories. A category whose
+    only image is left out is left out too: what one image says of it is not taken for sure.
     """
     if len({entry["image_id"] for entry in truth["annotations"] if not entry["iscrowd"]}) < 2:
         return None
     known = [category for category in match_detections(truth, results, kind) if category.objects.any()]
-    whole = category_precisions(known, np.ones((1, len(truth["images"])), dtype=np.int64))
 
-    def mean_precisions(draws: NDArray[np.int64]) -> NDArray[np.float64]:
-        found = category_precisions(known, draws)
-        mean: NDArray[np.float64] = np.where(np.isnan(found), whole, found).mean(axis=1)
-        return mean
+    return jackknife(len(truth["images"]), partial(mean_precisions, known))
 
-    return bootstrap_groups(len(truth["images"]), mean_precisions)
+
+def mean_precisions(matches: Sequence[CategoryMatches], draws: NDArray[np.int64]) -> NDArray[np.float64]:
+    """COCO's AP in R draws (R,): the mean over categories with an object; NaN without any."""
+    found = category_precisions(matches, draws)
+    some = ~np.isnan(found)
+    with np.errstate(invalid="ignore"):
+        mean: NDArray[np.float64] = np.where(some, found, 0).sum(axis=1) / some.sum(axis=1)
+    return mean
 
 
 def category_precisions(matches: Sequence[CategoryMatches], draws: NDArray[np.int64]) -> NDArray[np.float64]:

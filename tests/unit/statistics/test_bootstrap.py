@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from mixlab.statistics import bootstrap_difference, bootstrap_groups, bootstrap_mean, paired_accuracy_difference
+from mixlab.statistics import bootstrap_difference, bootstrap_mean, jackknife, mean_interval, paired_accuracy_difference
 
 RANDOM = np.random.default_rng
 
@@ -72,12 +72,20 @@ def test_one_image_has_a_mean_but_no_interval_and_none_has_neither() -> None:
     assert math.isnan(none.value) and (none.low, none.n, none.num_dropped) == (None, 0, 3)
 
 
-def test_groups_are_drawn_with_replacement() -> None:
-    values = RANDOM(7).random(400)
-    low, high = bootstrap_groups(400, lambda draws: draws @ values / 400)
+def test_the_jackknife_of_a_mean_is_students_interval() -> None:
+    values = RANDOM(7).random(150)
+    found = jackknife(150, lambda counts: counts @ values / counts.sum(axis=1))
+    mean = mean_interval(values.tolist())
+    assert found == pytest.approx((mean.low, mean.high))
+    assert jackknife(1, lambda counts: counts @ values[:1]) is None
+
+
+def test_the_jackknife_of_many_images_leaves_out_groups_and_stays_a_share() -> None:
+    values = RANDOM(8).random(1000) ** 0.5
+    low, high = jackknife(1000, lambda counts: counts @ values / counts.sum(axis=1))
     mean = bootstrap_mean(values)
-    assert (low, high) == pytest.approx((mean.low, mean.high), abs=0.004)
-    assert bootstrap_groups(1, lambda draws: draws @ values[:1]) is None
+    assert (low, high) == pytest.approx((mean.low, mean.high), abs=0.005)
+    assert jackknife(3, lambda counts: counts @ [0.0, 1.0, 1.0] / counts.sum(axis=1)) == (0.0, 1.0)
 
 
 def test_a_paired_accuracy_difference_is_the_bootstrap_of_its_images() -> None:
