@@ -31,7 +31,7 @@ FIGURES = {
     "Supervised: loss": "training-loss",
     "kNN while training": "training-knn",
 }
-EYE = (0.31, 0.38)  # of the cat, from the left and from the top
+EYE = (0.37, 0.38)  # of the cat, from the left and from the top
 TERMINAL = """<body style="margin:0;background:#16191d"><pre style="margin:0;padding:14px 18px;width:81ch;
 white-space:pre-wrap;
 color:#d8dee6;font:13px/1.35 'DejaVu Sans Mono',monospace">$ mixlab demo\n{}</pre></body>"""

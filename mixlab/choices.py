@@ -5,8 +5,10 @@ They are here and not beside the code that acts on them, because that code impor
 
 from typing import Literal
 
-Fit = Literal["square", "crop", "squash"]  # how an image becomes a square: the middle one of it, the part of that one
-# that kNN and probes see, or the whole image, aspect ratio not kept (`analysis.viewed_images.view_of`)
+# What is seen of an image: all of it in its own shape, the middle square, the part of that one that kNN and probes see,
+# or all of it as a square, aspect ratio not kept (`analysis.views`).
+Fit = Literal["whole", "square", "crop", "squash"]
+SquareFit = Literal["square", "crop", "squash"]
 PrecisionChoice = Literal["auto", "bf16", "fp32"]
 InferenceMode = Literal["single", "multi", "slide"]  # of a segmenter
 HeadKind = Literal["mask", "cascade"]  # of a detector
@@ -17,7 +19,7 @@ TEMPERATURE = 0.07  # of their votes, DINO
 OUTPUT = "output"  # a probe or kNN reads what the backbone itself returns
 SCORED_FIT: Fit = "squash"  # of `mixlab auc`: all of an image and of its mask, as in every published score
 NUM_DRAWN = 6  # images of `mixlab maps`
-SHOWN_FIT: Fit = "square"  # of `mixlab maps` and the page: nothing is zoomed away
+SHOWN_FIT: Fit = "whole"  # of `mixlab maps`, `matrices` and the page: the map isolation needs the background
 SHOWN_MAP = "isolation"  # of `mixlab maps` and the page: of networks without labels it shows most
 NUM_RANKED = 4  # images of `mixlab rank`
 NO_TARGET = "no target given; name a run, a zoo model (see `mixlab models`), shipped/NAME or timm/NAME"

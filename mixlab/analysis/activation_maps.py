@@ -4,19 +4,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from mixlab.analysis.maps import MapOfFeatures, default_map, find_map, plugins_of_maps
-from mixlab.analysis.pca import PCAMaps, pca_maps
-from mixlab.analysis.viewed_images import ImageBatch, ViewedImages
+from mixlab.analysis.pca import PCAMaps, pca_of_each
+from mixlab.analysis.viewed_images import ImageList, ViewedImages
+from mixlab.analysis.views import common_view
 from mixlab.backbones.backbone import Backbone
 from mixlab.choices import NUM_DRAWN, SHOWN_FIT
 from mixlab.data.given import AnyData
 from mixlab.errors import InputError
 from mixlab.evaluation.target import Target, distinct_targets
+from mixlab.run.arrays import to_arrays
 from mixlab.run.directory import file_name
 from mixlab.run.protocols import MapProtocol
 
@@ -29,26 +30,33 @@ class MapsResult:
     protocol: MapProtocol
     pca_fit: str
     pca_threshold: float | None
-    seen: ImageBatch
+    seen: ImageList
     names: dict[str, str]  # which map
-    maps: dict[str, Tensor]  # (B, [K,] h, w)
-    components: dict[str, PCAMaps]
+    maps: dict[str, list[Tensor]]  # ([K,] h, w) of each image
+    components: dict[str, list[PCAMaps]]  # of each image
     skipped: dict[str, str]  # images that could not be read, and why
     unpaired: tuple[str, ...]  # images without a mask, and masks without an image
 
     @property
     def arrays(self) -> dict[str, NDArray[Any]]:
-        found: dict[str, NDArray[Any]] = {f"map_{file_name(label)}": maps.numpy() for label, maps in self.maps.items()}
-        found |= {"images": self.seen.images.numpy()}
-        found |= {} if self.seen.masks is None else {"masks": self.seen.masks.numpy()}
-        for label, part in self.components.items():
-            found[f"pca_first_{file_name(label)}"] = part.first.float().numpy()
-            found[f"pca_colours_{file_name(label)}"] = (255 * part.colours).round().byte().numpy()
-        return found
+        found = {f"map_{file_name(label)}": maps for label, maps in self.maps.items()}
+        found |= {"images": self.seen.images}
+        found |= {} if self.seen.masks is None else {"masks": self.seen.masks}
+        for label, parts in self.components.items():
+            found[f"pca_first_{file_name(label)}"] = [part.first[0].float() for part in parts]
+            found[f"pca_colours_{file_name(label)}"] = [(255 * part.colours[0]).round().byte() for part in parts]
+        return {
+            key: array
+            for name, each in found.items()
+            for key, array in to_arrays(name, [one.numpy() for one in each]).items()
+        }
 
     def to_json(self) -> dict[str, Any]:
         pca = {"fit": self.pca_fit, "threshold": self.pca_threshold}
-        explained = {label: np.asarray(part.explained).tolist() for label, part in self.components.items()}
+        rows = len(self.seen.names) if self.pca_fit == "image" else 1
+        explained = {
+            label: [part.explained[0].tolist() for part in parts[:rows]] for label, parts in self.components.items()
+        }
         return {
             "kind": "maps",
             "data": self.protocol.data,
@@ -79,28 +87,34 @@ def activation_maps(
     """Compute one map of each network, by name or its default, and its principal components after the same layer.
 
     If `images` is a name as for `--data`, a source or a data set, NUM_DRAWN images are used at the first network's
-    size. `progress` is called after each network. See `pca_maps` for the fit and the threshold.
+    size, in their own shapes if the networks take these. `progress` is called after each network. See `pca_maps` for
+    the fit and the threshold.
     """
     targets = distinct_targets(targets)
     if not isinstance(images, ViewedImages):
-        images = ViewedImages(images, size=targets[0].backbone.image, fit=SHOWN_FIT, num_images=NUM_DRAWN)
-    seen = images.together()
+        view = common_view(targets, targets[0].backbone.image, None, SHOWN_FIT)
+        images = ViewedImages(images, **view, num_images=NUM_DRAWN)
+    batches, seen = list(images), images.one_by_one()
     names: dict[str, str] = {}
-    maps: dict[str, Tensor] = {}
-    components: dict[str, PCAMaps] = {}
+    maps: dict[str, list[Tensor]] = {}
+    components: dict[str, list[PCAMaps]] = {}
     for target in targets:
         backbone, label = target.backbone, target.label
-        pixels = backbone.preprocess(seen.images)
         names[label] = default_map(backbone) if map_name in (None, "cosine") else map_name
         kind = find_map(names[label])
+        found: list[Tensor] = []
+        patches: list[Tensor] = []
         try:
-            _, features = next(backbone.features(pixels, layers=[layer]))
-            found = kind.read(features) if isinstance(kind, MapOfFeatures) else kind(backbone, pixels, layer)
+            for batch in batches:
+                pixels = backbone.preprocess(batch.images)
+                _, features = next(backbone.features(pixels, layers=[layer]))
+                drawn = kind.read(features) if isinstance(kind, MapOfFeatures) else kind(backbone, pixels, layer)
+                found += drawn.float().cpu()
+                patches += features.patches.float().cpu().split(1)
         except InputError as error:
             named = str(error) if str(error).startswith(label) else f"{label}: {error}"  # of several, which
             raise InputError(named) from error
-        maps[label] = found.float().cpu()
-        components[label] = pca_maps(features.patches.float().cpu(), fit=pca_fit, threshold=pca_threshold)
+        maps[label], components[label] = found, pca_of_each(patches, fit=pca_fit, threshold=pca_threshold)
         if progress is not None:
             progress()
     return MapsResult(

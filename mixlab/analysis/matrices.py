@@ -48,7 +48,7 @@ def draw_matrices(
     """
     if not all(0 <= share <= 1 for share in patch):
         raise InputError(f"--patch {patch[0]:g} {patch[1]:g} lies outside of the image; both shares are from 0 to 1")
-    seen = images.together()
+    seen = next(iter(images))
     pixels, arrays, models = seen.images[:1], {"image": seen.images[0].numpy()}, []
     for target in targets:
         name = file_name(target.label)

@@ -82,6 +82,8 @@ def measure_norms(
     """
     if not 1 < factor < 1e6:
         raise InputError(f"factor is {factor:g}; it must lie between 1 and 1e6: try {FACTOR:g}")
+    if images.view.fit == "whole":
+        raise InputError("how often a patch is high-norm is a mean over images of one shape; choose another --fit")
     found: dict[str, list[LayerNorms]] = {}
     rows: list[tuple[str | float | None, ...]] = []
     measurements: list[Measurement] = []

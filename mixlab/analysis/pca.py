@@ -10,6 +10,7 @@ same picture on any machine, and noise flips a sign only if the deciding value i
 """
 
 import math
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import torch
@@ -52,18 +53,36 @@ def pca_maps(patches: Tensor, *, fit: Literal["image", "set"] = "image", thresho
     exceeds so many of its standard deviations: 0 keeps what lies on the foreground side of the mean. Colours are scaled
     to [0, 1] over the foreground of each fit.
     """
+    check_patches(patches)  # which cannot be parted unless it has images
+    found = pca_of_each(patches.split(1), fit=fit, threshold=threshold)
+    first, foreground, colours = (torch.cat(field) for field in zip(*(each[:3] for each in found), strict=True))
+    explained = torch.cat([each.explained for each in (found if fit == "image" else found[:1])])
+    return PCAMaps(first, foreground, colours, explained)
+
+
+def pca_of_each(
+    patches: Sequence[Tensor], *, fit: Literal["image", "set"] = "image", threshold: float | None = None
+) -> list[PCAMaps]:
+    """The same of images in shapes of their own: patches (1, h, w, D) of each, fitted to each or to all of them."""
     if fit not in ("image", "set"):
         raise InputError(f'fit is {fit!r}; components are fitted to each "image" or to the whole "set"')
     if threshold is not None and not math.isfinite(threshold):
         raise InputError(f"the threshold is {threshold}; give a number of standard deviations, such as 0")
-    check_patches(patches)
-    parts = [_fitted_maps(part, threshold) for part in (patches.split(1) if fit == "image" else [patches])]
-    return PCAMaps(*(torch.cat(field) for field in zip(*parts, strict=True)))
+    for each in patches:
+        check_patches(each)
+    groups = [[each] for each in patches] if fit == "image" else [patches]
+    return [maps for group in groups for maps in _fitted_maps(group, threshold)]
 
 
 def fit_pca(patches: Tensor) -> tuple[PCA, Tensor]:
     """Components of patch features (B, h, w, D) taken together, signs fixed; and the share of variance of each (K,)."""
-    features = patches.detach().double().flatten(0, 2)  # (n, D)
+    return _fit([patches])
+
+
+def _fit(patches: Sequence[Tensor]) -> tuple[PCA, Tensor]:
+    features = torch.cat([each.detach().double().flatten(0, 2) for each in patches])  # (n, D)
+    borders = (is_on_border(each.shape[1:3], each.device).expand(each.shape[:3]) for each in patches)
+    border = torch.cat([each.flatten() for each in borders])
     mean = features.mean(0)
     centred = features - mean
     _, singular, directions = torch.linalg.svd(centred, full_matrices=False)
@@ -75,9 +94,7 @@ def fit_pca(patches: Tensor) -> tuple[PCA, Tensor]:
     variances = torch.cat([variances, variances.new_zeros(missing)])
     directions = torch.cat([directions, directions.new_zeros(missing, directions.shape[1])])
     signs = directions.pow(3).sum(-1).sign()
-    on_border = (
-        (centred @ directions[0]).reshape(patches.shape[:3])[:, is_on_border(patches.shape[1:3], patches.device)].mean()
-    )
+    on_border = (centred @ directions[0])[border].mean()
     if on_border.abs() > 1e-6 * variances[0].sqrt():  # zero up to rounding where every patch lies on the border
         signs[0] = -on_border.sign()
     directions = directions * torch.where(signs == 0, 1, signs)[:, None]
@@ -85,17 +102,18 @@ def fit_pca(patches: Tensor) -> tuple[PCA, Tensor]:
     return PCA(mean, directions, variances), shares
 
 
-def _fitted_maps(patches: Tensor, threshold: float | None) -> PCAMaps:
-    pca, shares = fit_pca(patches)
-    scores = pca.scores(patches)  # (B, h, w, 4)
-    first, colours = scores[..., 0], scores[..., 1:]
+def _fitted_maps(patches: Sequence[Tensor], threshold: float | None) -> list[PCAMaps]:
+    pca, shares = _fit(patches)
+    scores = [pca.scores(each) for each in patches]  # (B, h, w, 4)
     if threshold is None:
-        inside = isolation_maps(patches)
-        foreground = inside > inside.mean((1, 2), keepdim=True)
+        inside = [isolation_maps(each) for each in patches]
+        foregrounds = [each > each.mean((1, 2), keepdim=True) for each in inside]
     else:
-        foreground = first > threshold
-    if not foreground.any():
-        return PCAMaps(first, foreground, torch.zeros_like(colours), shares[None])
-    low, high = colours[foreground].aminmax(dim=0)
-    scaled = torch.where(high > low, (colours - low) / (high - low), 0.5)
-    return PCAMaps(first, foreground, torch.where(foreground[..., None], scaled, 0), shares[None])
+        foregrounds = [each[..., 0] > threshold for each in scores]
+    chosen = torch.cat([each[..., 1:][where] for each, where in zip(scores, foregrounds, strict=True)])
+    low, high = chosen.aminmax(dim=0) if len(chosen) else (chosen.new_zeros(3), chosen.new_zeros(3))
+    found = []
+    for each, where in zip(scores, foregrounds, strict=True):
+        scaled = torch.where(high > low, (each[..., 1:] - low) / (high - low), 0.5)
+        found.append(PCAMaps(each[..., 0], where, torch.where(where[..., None], scaled, 0), shares[None]))
+    return found

@@ -127,6 +127,8 @@ def measure_ranks(
     backbone, settings = network.backbone, settings or RankSettings()
     if not isinstance(images, ViewedImages):
         images = ViewedImages(images, size=backbone.image, num_images=NUM_RANKED)
+    if images.view.fit == "whole":
+        raise InputError("ranks are means over matrices of one size; choose fit 'square', 'crop' or 'squash'")
     wanted = chosen_layers(layers, backbone.num_layers)
     rank, size = machine.share() if machine is not None else (0, 1)
     seen = images.together().images

@@ -10,6 +10,7 @@ from typing import Any
 
 from mixlab.analysis.exhibit import Exhibit
 from mixlab.analysis.viewed_images import ViewedImages
+from mixlab.analysis.views import common_view
 from mixlab.backbones.backbone import Backbone
 from mixlab.choices import Fit
 from mixlab.data.given import AnyData
@@ -64,8 +65,8 @@ class Analysis:
         """What it finds. `images` by a name, as `--data` takes it, are seen at the size of the first network."""
         several = distinct_targets(targets)
         if not isinstance(images, ViewedImages):
-            size = several[0].backbone.image
-            images = ViewedImages(images, size=size, fit=self.fit, num_images=self.num_images)
+            view = common_view(several, several[0].backbone.image, None, self.fit)
+            images = ViewedImages(images, **view, num_images=self.num_images)
         found = self.function(several, images, **options)
         if not isinstance(found, Exhibit):
             raise InputError(f"analysis {self.name} returned a {type(found).__name__}; return an Exhibit")

@@ -8,6 +8,7 @@ import torch
 
 from mixlab.analysis.maps import MAPS, MapOfFeatures, MapOfMixing, default_map
 from mixlab.analysis.viewed_images import shown_size
+from mixlab.analysis.views import side_multiple, why_squares
 from mixlab.app.exhibits import ShownExhibit, run_exhibits
 from mixlab.app.jobs import Progress
 from mixlab.app.look import Look
@@ -82,7 +83,9 @@ class Laboratory:
     def answer(self, question: Question, picture: Picture, progress: Progress) -> dict[str, Any]:
         """The answer, with numpy arrays inside; calls `progress` between steps, which stops it when cancelled."""
         card = self._cards[question.model]
-        sight = Sight(self._subjects[question.model], picture, question.fit, card.image)
+        if question.fit == "whole" and card.multiple is None:
+            raise InputError(f"{card.id} is shown squares only; choose another fit")
+        sight = Sight(self._subjects[question.model], picture, question.fit, card.image, card.multiple or 1)
         look = Look(self._traces, sight, card, layer=question.layer, progress=progress)
         match question:
             case MapQuestion():
@@ -102,10 +105,11 @@ class Laboratory:
 
 
 def card_of(subject: Target, facts: tuple[str, ...] = (), image: int | None = None) -> ModelCard:
-    """The description of a model for the page; it is run once, to see how its layers mix."""
+    """The description of a model for the page; it is run, to see how its layers mix and which shapes it takes."""
     backbone, size = subject.backbone, image or subject.backbone.image
     mixings = layer_mixings(subject, size)
     first = mixings[0][0] if mixings else None
+    multiple = side_multiple(backbone)
     return ModelCard(
         id=subject.label,
         architecture=backbone.name,
@@ -116,6 +120,7 @@ def card_of(subject: Target, facts: tuple[str, ...] = (), image: int | None = No
         num_heads=tuple(count for _, count in mixings),
         num_parameters=subject.num_parameters,
         image=size,
+        multiple=None if why_squares([subject], size, multiple) else multiple,
         has_matrix=bool(mixings),
         default_map=default_map(backbone),
         maps=tuple(name for name in MAPS if _has_map(name, subject, first)),

@@ -22,7 +22,7 @@ from mixlab.mixers import Mixing, SelectiveMixing, SSDMixing
 MATRIX_SIDE = 256  # cells a side of a drawn matrix
 DECADES = 4  # its darkest shade is at most so many powers of ten below its brightest
 ROC_POINTS = 200
-MAX_ROWS = 1024  # patches of a view that is exported: so many rows are 1 MB
+MAX_ROWS = 1100  # patches of a view that is exported, about 32 x 32 in any shape: so many rows are 1 MB
 SIMILARITY = "cosine of features, negative as 0"
 
 

@@ -1,4 +1,4 @@
-"""The API of pictures: uploads, the squares that models see of them, and their masks."""
+"""The API of pictures: uploads, what models see of them, and their masks."""
 
 import asyncio
 import threading
@@ -13,9 +13,9 @@ from mixlab.app.pictures import (
     PictureStore,
     decode_mask,
     decode_picture,
+    seen_mask,
     seen_part,
-    square_mask,
-    square_picture,
+    seen_picture,
     to_png,
 )
 from mixlab.app.questions import SIDE, encode_runs
@@ -44,7 +44,7 @@ def add_pictures(web: FastAPI, pictures: PictureStore) -> None:
     @web.get("/api/pictures/{picture_id}")
     async def show_picture(picture_id: str, fit: Fit = SHOWN_FIT, size: int = Query(512, ge=32, le=1024)) -> Response:
         picture = pictures.find(picture_id)
-        png = await asyncio.to_thread(lambda: to_png(square_picture(picture.pixels, size, fit)))
+        png = await asyncio.to_thread(lambda: to_png(seen_picture(picture.pixels, size, fit)))
         return Response(png, media_type="image/png", headers={"cache-control": "no-store"})  # names return, next time
 
     @web.get("/api/pictures/{picture_id}/fits")
@@ -75,7 +75,7 @@ def add_pictures(web: FastAPI, pictures: PictureStore) -> None:
 
 def _runs(mask: MaskValues, fit: Fit) -> dict[str, Any]:
     """What a fit shows of a mask, and all of it: the page keeps what another fit shows."""
-    return {"mask": encode_runs(square_mask(mask, SIDE, fit)), "whole": encode_runs(square_mask(mask, SIDE, "squash"))}
+    return {"mask": encode_runs(seen_mask(mask, SIDE, fit)), "whole": encode_runs(seen_mask(mask, SIDE, "whole"))}
 
 
 async def _body(request: Request) -> bytes:

@@ -1,4 +1,4 @@
-"""The pictures that visitors look at: samples and uploads, decoded with care, and the square that models see."""
+"""The pictures that visitors look at: samples and uploads, decoded with care, and what models see of them."""
 
 import hashlib
 import io
@@ -9,15 +9,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from mixlab.analysis.viewed_images import view_of
+from mixlab.analysis.views import View
 from mixlab.app.byte_cache import ByteCache
 from mixlab.choices import Fit
-from mixlab.data.decode import FORMATS, UnreadableImage, decode, fit_box, fit_image, open_image, to_pil, to_tensor
+from mixlab.data.decode import FORMATS, Box, UnreadableImage, decode, open_image, to_pil
 from mixlab.data.mask_formats import parse_images_or_masks
 from mixlab.data.masks import plain_mask
 from mixlab.data.source import Source, read_first
@@ -63,35 +62,19 @@ def decode_mask(data: bytes, picture: Picture, *, max_pixels: int) -> MaskValues
     return np.array(Image.fromarray(mask).resize((width, height), Image.Resampling.NEAREST))
 
 
-def square_picture(pixels: Pixels, size: int, fit: Fit) -> Pixels:
-    """The input of the models, at size x size, as `maps` and `auc` make it."""
-    view = view_of(size, fit)
-    image = to_tensor(fit_image(Image.fromarray(pixels), size=view.load_size, fit=fit))
-    return view.crop(image).permute(1, 2, 0).numpy()
+def seen_picture(pixels: Pixels, size: int, fit: Fit, multiple: int = 1) -> Pixels:
+    """What is seen of a picture, as `maps` and `auc` make it; in its own shape, sides are multiples of `multiple`."""
+    return View(size, fit, multiple).of_image(Image.fromarray(pixels)).permute(1, 2, 0).numpy()
 
 
-def square_mask(mask: MaskValues, size: int, fit: Fit) -> MaskValues:
-    """The same part of a mask."""
-    view, image = view_of(size, fit), Image.fromarray(mask)
-    side = view.load_size
-    fitted = image.resize((side, side), Image.Resampling.NEAREST, box=fit_box(image.size, fit, side))
-    return view.crop(torch.from_numpy(np.array(fitted))).numpy()
+def seen_mask(mask: MaskValues, size: int, fit: Fit) -> MaskValues:
+    """The same part of a mask, always at size x size: the page stretches it over the picture."""
+    return View(size, "squash" if fit == "whole" else fit).of_mask(mask).numpy()
 
 
-def seen_part(pixels: Pixels, size: int, fit: Fit) -> tuple[float, float, float, float]:
-    """Which part (left, top, right, bottom) of a picture that square shows, as shares of its sides."""
-    height, width = pixels.shape[:2]
-    view = view_of(size, fit)
-    left, top, right, bottom = fit_box((width, height), fit, view.load_size)
-    cut = (view.load_size - size) // 2  # as `cut_middle`
-    first, last = cut / view.load_size, (cut + size) / view.load_size
-    across, down = right - left, bottom - top
-    return (
-        (left + first * across) / width,
-        (top + first * down) / height,
-        (left + last * across) / width,
-        (top + last * down) / height,
-    )
+def seen_part(pixels: Pixels, size: int, fit: Fit) -> Box:
+    """Which part (left, top, right, bottom) of a picture that is, as shares of its sides."""
+    return View(size, fit, 1).part_of((pixels.shape[1], pixels.shape[0]))
 
 
 def read_samples(data: Sequence[str], count: int) -> list[Picture]:

@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from mixlab.choices import SHOWN_FIT, Fit
 from mixlab.errors import InputError
 
-SIDE = 256  # pixels a side of every mask on the page
+SIDE = 256  # pixels a side of every mask on the page, which is stretched over the picture
 MAX_RUNS = 20_000
 VALUES = (0, 1, 255)  # background, foreground, ignored
 
@@ -31,7 +31,8 @@ class ModelCard:
     num_registers: int
     num_heads: tuple[int, ...]  # of each layer; none without a matrix
     num_parameters: int
-    image: int  # pixels a side, as the model takes it
+    image: int  # pixels on the side of a square, as the model takes it
+    multiple: int | None  # of the sides of a picture in its own shape; None: it is shown squares only
     has_matrix: bool
     default_map: str
     maps: tuple[str, ...]  # those that this model has

@@ -10,7 +10,7 @@ from torch import Tensor
 from mixlab.analysis.matrices import mean_matrix
 from mixlab.app.byte_cache import ByteCache
 from mixlab.app.jobs import Progress
-from mixlab.app.pictures import Picture, square_picture
+from mixlab.app.pictures import Picture, seen_picture
 from mixlab.backbones.tokens import Features
 from mixlab.choices import Fit
 from mixlab.errors import InputError
@@ -27,15 +27,16 @@ class Sight:
     subject: Target
     picture: Picture
     fit: Fit
-    size: int  # pixels a side
+    size: int  # pixels on the side of a square
+    multiple: int  # of the sides of a picture in its own shape
 
     @property
     def key(self) -> tuple[str, str, str]:
         return self.subject.label, self.picture.id, self.fit
 
     def images(self) -> Tensor:
-        pixels = torch.from_numpy(square_picture(self.picture.pixels, self.size, self.fit)).permute(2, 0, 1)
-        return self.subject.backbone.preprocess(pixels[None])
+        pixels = torch.from_numpy(seen_picture(self.picture.pixels, self.size, self.fit, self.multiple))
+        return self.subject.backbone.preprocess(pixels.permute(2, 0, 1)[None])
 
 
 class Traces:

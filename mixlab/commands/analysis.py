@@ -33,8 +33,9 @@ class ViewedTargets(SeveralTargets):
     file may also be given among the targets."""
     num_images: int | None = None  # number of images, evenly spaced; default: depends on the analysis.
     fit: Fit | None = None
-    """square (the largest square in the middle), crop (centre crop of it, as in kNN and probes) or squash (the whole
-    image, aspect ratio not kept); default: depends on the analysis."""
+    """whole (the whole image in its own shape), square (the largest square in the middle), crop (centre crop of it, as
+    in kNN and probes) or squash (the whole image as a square); default: depends on the analysis; square instead of
+    whole for networks that take no other shape."""
 
 
 def command_of(analysis: Analysis) -> Callable[..., dict[str, Any]]:
@@ -65,6 +66,7 @@ def run_named(name: str, on: ViewedTargets, answer: Answer, **options: Any) -> d
 def run_analysis(analysis: Analysis, on: ViewedTargets, answer: Answer, options: dict[str, Any]) -> dict[str, Any]:
     """Analyse, write the result and its pictures, print its table."""
     from mixlab.analysis.viewed_images import ViewedImages
+    from mixlab.analysis.views import common_view
 
     answer.check()
     check_counts(num_images=on.num_images)
@@ -74,8 +76,8 @@ def run_analysis(analysis: Analysis, on: ViewedTargets, answer: Answer, options:
             return {}
         loaded = on.load(machine.world.device)
         size, number = on.image or loaded[0].backbone.image, on.num_images or analysis.num_images
-        fit = on.fit or analysis.fit
-        images = ViewedImages(data, size=size, fit=fit, num_images=number, workers=machine.workers)
+        view = common_view(loaded, size, on.fit, analysis.fit)
+        images = ViewedImages(data, **view, num_images=number, workers=machine.workers)
         directory = on.open_run()
         with progress_bar(analysis.name, len(loaded)) as step:
             given = {"seed": on.seed, "progress": step}

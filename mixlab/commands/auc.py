@@ -36,13 +36,14 @@ def auc(
             and also norm, isolation and, if the network has it, mixing_mean.
         num_images: number of images, evenly spaced; default: all.
         batch: images per forward pass.
-        fit: squash (the whole image and mask, aspect ratio not kept, as in our published scores), square (the largest
-            square in the middle) or crop (centre crop of it, as in kNN and probes).
+        fit: squash (the whole image and mask as a square, as in our published scores), whole (the same in its own
+            shape), square (the largest square in the middle) or crop (centre crop of it, as in kNN and probes).
         twins: also score each trained model's untrained twin on the same images.
     """
     from mixlab.analysis.auc import STUDIES, run_studies
     from mixlab.analysis.map_scores import MapScorer
     from mixlab.analysis.viewed_images import ViewedImages
+    from mixlab.analysis.views import common_view
     from mixlab.training.distributed import once_per_machine
 
     answer.check()
@@ -53,9 +54,9 @@ def auc(
     contents: dict[str, dict[str, Any]] = {}
     with evaluation_machine(on.device, workers=on.workers) as machine:
         loaded = on.load(machine.world.device)
-        options: dict[str, Any] = {"fit": fit, "num_images": num_images, "batch": batch, "workers": machine.workers}
-        size = on.image or loaded[0].backbone.image
-        images = once_per_machine(machine.world, lambda: ViewedImages(on.data, size=size, with_masks=True, **options))
+        options: dict[str, Any] = {"num_images": num_images, "batch": batch, "workers": machine.workers}
+        options |= common_view(loaded, on.image or loaded[0].backbone.image, fit, SCORED_FIT)
+        images = once_per_machine(machine.world, lambda: ViewedImages(on.data, with_masks=True, **options))
         directory = on.open_run()
         where = str(next(loaded[0].backbone.parameters()).device)
         num_models = sum(1 + (twins and target.training != UNTRAINED) for target in loaded)

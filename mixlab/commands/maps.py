@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, Literal
 
 from mixlab.choices import NUM_DRAWN, SHOWN_FIT, SHOWN_MAP, Fit
@@ -9,10 +10,10 @@ from mixlab.commands.answer import Answer
 from mixlab.commands.options import Flat, SeveralTargets
 from mixlab.commands.output import evaluation_machine, print_left_out, progress_bar
 from mixlab.console import console
-from mixlab.errors import check_counts
+from mixlab.errors import check_counts, few
 from mixlab.run import provenance
 
-COARSE = 12  # patches a side: fewer show little of a photograph
+COARSE = 12  # patches on the side of a square: fewer show little of a photograph
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -29,7 +30,7 @@ def maps(
     num_images: int = NUM_DRAWN,
     pca_fit: Literal["image", "set"] = "image",
     pca_threshold: float | None = None,
-    fit: Fit = SHOWN_FIT,
+    fit: Fit | None = None,
 ) -> dict[str, Any]:
     """Draw activation maps and principal components, models side by side on the same images.
 
@@ -43,8 +44,9 @@ def maps(
             register); or several maps of features, such as cosine+front_cosine.
         layer: read the map after this layer, counted from 0; negative numbers count from the end.
         num_images: number of images to draw, evenly spaced.
-        fit: square (the largest square in the middle), crop (centre crop of it, as in kNN and probes) or squash (whole
-            image, aspect ratio not kept); also for masks.
+        fit: whole (the whole image in its own shape), square (the largest square in the middle), crop (centre crop of
+            it, as in kNN and probes) or squash (the whole image as a square); also for masks; default: whole, or
+            square for networks that take no other shape.
         pca_fit: fit principal components to each image, or to all images together.
         pca_threshold: colour components where the first one exceeds this, in standard deviations, such as 0; by default
             they are coloured where the map isolation exceeds its mean.
@@ -53,6 +55,7 @@ def maps(
     from mixlab.analysis.figures import save_figure
     from mixlab.analysis.maps import find_map
     from mixlab.analysis.viewed_images import ViewedImages, shown_size
+    from mixlab.analysis.views import common_view
     from mixlab.data.source_names import is_drawn
 
     answer.check()
@@ -64,7 +67,8 @@ def maps(
         loaded = on.load(machine.world.device)
         made_for = loaded[0].backbone.image
         size = on.image or (made_for if is_drawn(on.data) else shown_size(made_for))
-        images = ViewedImages(on.data, size=size, fit=fit, num_images=num_images, workers=machine.workers)
+        view = common_view(loaded, size, fit, SHOWN_FIT)
+        images = ViewedImages(on.data, **view, num_images=num_images, workers=machine.workers)
         directory = on.open_run()
         with progress_bar("maps", len(loaded)) as step:
             result = activation_maps(
@@ -76,10 +80,11 @@ def maps(
         paths = [save_figure(chart, directory.figure_path(file)) for file, chart in _pictures(result, name).items()]
         content["figures"] = [path.name for path in paths]
         directory.write_result(name, content, result.arrays)
-    rows = [
-        (label, result.names[label], "x".join(str(side) for side in found.shape[1:]))
+    shapes = {
+        label: dict.fromkeys("x".join(str(side) for side in one.shape) for one in found)
         for label, found in result.maps.items()
-    ]
+    }
+    rows = [(label, result.names[label], few([*found], most=2)) for label, found in shapes.items()]
     count = len(result.seen.names)
     where = "the last layer" if layer == -1 else f"layer {layer}"
     total = f" of {len(images.source)}" if len(images.source) > images.num_wanted else ""
@@ -88,10 +93,10 @@ def maps(
     print_left_out(images)
     for path in paths:
         console.print(f"picture: {path}")
-    sides = max(max(found.shape[-2:]) for found in result.maps.values())
-    if on.image is None and sides < COARSE and not is_drawn(on.data):
+    high, wide = max((one.shape[-2:] for found in result.maps.values() for one in found), key=math.prod)
+    if on.image is None and high * wide < COARSE**2 and not is_drawn(on.data):
         finer = f"--image {3 * size}, if the network takes it, makes them 3 times as fine"
-        console.print(f"maps of {sides} x {sides} patches are coarse; {finer}")
+        console.print(f"maps of {high} x {wide} patches are coarse; {finer}")
     return answer.emit(content)
 
 
@@ -103,14 +108,16 @@ def _pictures(result: MapsResult, name: str) -> dict[str, Figure]:
     kinds = (result.protocol.map or "").split("+")
     if len(kinds) > 1:  # several kinds of map are several pictures
         shown = {
-            f"{label}\n{kind}": found[:, index]
+            f"{label}\n{kind}": [one[index] for one in found]
             for label, found in result.maps.items()
             for index, kind in enumerate(kinds)
         }
     else:
-        shown = {label: found.mean(1) if found.ndim == 4 else found for label, found in result.maps.items()}
+        shown = {
+            label: [one.mean(0) if one.ndim == 3 else one for one in found] for label, found in result.maps.items()
+        }
     pictures = {f"maps{number}.png": map_pictures(seen.images, shown, seen.masks)}
-    parts = {label: found[0] for label, found in result.maps.items() if found.ndim == 4 and len(kinds) == 1}
+    parts = {label: found[0] for label, found in result.maps.items() if found[0].ndim == 3 and len(kinds) == 1}
     if parts:
         part = "register" if "register" in (result.protocol.map or "") else "head"
         pictures[f"maps_by_part{number}.png"] = part_pictures(seen.images[0], parts, part)

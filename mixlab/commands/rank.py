@@ -6,7 +6,7 @@ import hashlib
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-from mixlab.choices import NUM_RANKED, Fit
+from mixlab.choices import NUM_RANKED, SquareFit
 from mixlab.commands.answer import WideAnswer
 from mixlab.commands.options import Flat, SeveralTargets
 from mixlab.commands.output import drawing, evaluation_machine, print_left_out
@@ -26,7 +26,7 @@ def rank(
     answer: Flat[WideAnswer] = WideAnswer(),
     *,
     num_images: int = NUM_RANKED,
-    fit: Fit = "crop",
+    fit: SquareFit = "crop",
     layers: tuple[int, ...] = (),
     heads: tuple[int, ...] = (),
     chunk: int | None = None,
@@ -41,7 +41,7 @@ def rank(
     Args:
         num_images: number of images, evenly spaced; ranks are means over them.
         fit: crop (centre crop, as in kNN and probes), square (the largest square in the middle) or squash (the whole
-            image, aspect ratio not kept).
+            image as a square): means are over matrices of one size.
         layers: which layers, counted from 0; default: all. Negative numbers count from the end.
         heads: which heads, counted from 0; default: all, or 64 evenly spaced ones.
         chunk: block size C in tokens; default: 256, or half the tokens if there are fewer than 512.

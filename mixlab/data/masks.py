@@ -19,11 +19,9 @@ from .coco import CocoSource
 from .decode import (
     UnreadableImage,
     decode,
-    fit_box,
     open_image,
     printable,
     read_orientation,
-    to_pil,
     to_tensor,
     turn_upright,
 )
@@ -171,13 +169,6 @@ class MaskedImage:
     image: Tensor
     mask: Tensor
     name: str
-
-    def fitted(self, size: int, fit: str = "squash") -> MaskedImage:
-        """Both at size x size: the image bicubic, the mask by the nearest pixel. `fit` as in `fit_image`."""
-        box = fit_box((self.image.shape[-1], self.image.shape[-2]), fit, size)
-        image = to_pil(self.image).resize((size, size), Image.Resampling.BICUBIC, box=box)
-        mask = Image.fromarray(self.mask.numpy()).resize((size, size), Image.Resampling.NEAREST, box=box)
-        return MaskedImage(to_tensor(image), torch.from_numpy(np.array(mask)), self.name)
 
 
 MaskSource: TypeAlias = Source[MaskedImage]

@@ -15,7 +15,8 @@ def baseline_columns(findings: Findings) -> list[list[Column]]:
     """For each set of images the columns of the paper's map, and of the one that pictures show."""
     found = [m for m in findings.measurements.values() if m.metric in TITLES and _is_shown(m)]
     groups = [group for group in over_seeds(found) if Network.of(group[0]).training != UNTRAINED]
-    tables = grouped(groups, lambda group: tuple(group[0][name] for name in ("data", "image", "fit", "num_images")))
+    same = ("data", "image", "fit", "multiple", "num_images")
+    tables = grouped(groups, lambda group: tuple(group[0][name] for name in same))
     tables.sort(key=lambda table: _images(table[0]))
     return [_columns(table, findings) for table in tables]
 

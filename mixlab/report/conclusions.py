@@ -171,7 +171,7 @@ def _with_baselines(parts: Sentence, twin: Part | None, gap: Significance, prior
 
 def _images(m: Measurement) -> tuple[Any, ...]:
     """What was scored, and how it was seen."""
-    return tuple(m[name] for name in ("data", "image", "fit", "num_images"))
+    return tuple(m[name] for name in ("data", "image", "fit", "multiple", "num_images"))
 
 
 def _ranks(table: Table) -> Iterator[Sentence]:

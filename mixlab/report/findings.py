@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from mixlab.errors import InputError
 from mixlab.report.forms import check_form
 from mixlab.run import Measurement, RunDirectory, find_runs
+from mixlab.run.arrays import from_arrays
 from mixlab.run.directory import AGAIN, method_of
 from mixlab.run.earlier_weights import Weights, find_earlier_weights, networks_in, weights_of
 from mixlab.statistics import with_interval
@@ -50,6 +51,10 @@ class Record:
             file = PurePath(self.file).with_suffix(".npz")
             raise InputError(f"{file} has no array {name!r}, it has {', '.join(arrays) or 'none'}; {AGAIN}")
         return arrays[name]
+
+    def several(self, name: str) -> list[NDArray[Any]]:
+        """One of each image."""
+        return from_arrays(self.arrays(), name) or [*self.array(name)]
 
     def shown(self) -> str:
         """The record as text: long lists cut, and measurements as one line each unless its rows say the same."""

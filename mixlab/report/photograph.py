@@ -21,6 +21,7 @@ from mixlab.report.pictures import (
 )
 from mixlab.report.sections import place_of
 from mixlab.run import UNTRAINED, base_label
+from mixlab.run.arrays import from_arrays
 from mixlab.run.directory import file_name
 
 MOST_MODELS = 6
@@ -28,7 +29,7 @@ MOST_MODELS = 6
 
 def through_models(maps: Sequence[Record], findings: Findings, styles: dict[str, LineStyle]) -> dict[str, Any] | None:
     """The image that shows most: a photograph before a drawn scene, then more models with matrices, then more."""
-    found = [_look(record, findings, styles) for record in maps if "images" in record.arrays()]
+    found = [_look(record, findings, styles) for record in maps if from_arrays(record.arrays(), "images")]
     return max(found, key=_worth, default=None)
 
 
@@ -38,7 +39,7 @@ def _worth(look: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def _look(record: Record, findings: Findings, styles: dict[str, LineStyle]) -> dict[str, Any]:
-    content, arrays = record.content, record.arrays()
+    content, image = record.content, record.several("images")[0]
     subjects = {base_label(subject["label"]): subject for subject in reversed(content["subjects"])}  # one of its seeds
     trained = [one for one in reversed(subjects.values()) if one.get("training") != UNTRAINED]
     chosen = _of_all_mixers(trained or [*reversed(subjects.values())], styles)
@@ -51,7 +52,8 @@ def _look(record: Record, findings: Findings, styles: dict[str, LineStyle]) -> d
         "said": said_of_maps(content),
         "coloured": where_coloured(content),
         "is_photograph": not is_drawn(str(content["data"])),
-        "size": arrays["images"].shape[-1],
+        "size": image.size,
+        "aspect": round(image.shape[2] / image.shape[1], 4),
         "name": str(content["images"][0]) if content["images"] else "",
         "image": _image(record, models),
         "models": models,
@@ -65,16 +67,16 @@ def _look(record: Record, findings: Findings, styles: dict[str, LineStyle]) -> d
 
 def _model(subject: dict[str, Any], record: Record, findings: Findings, styles: dict[str, LineStyle]) -> dict[str, Any]:
     label, key = subject["label"], file_name(subject["label"])
-    stack = record.array(f"map_{key}")[0]
-    colours = record.arrays().get(f"pca_colours_{key}")
+    found = record.several(f"map_{key}")[0]
+    colours = from_arrays(record.arrays(), f"pca_colours_{key}")
     family = str(subject.get("family", ""))
     return {
         "label": base_label(label),
         "mixer": FAMILY_NAMES.get(family, family.replace("_", " ")),
         "training": str(subject.get("training", "")),
         "style": styles.get(label) or styles.get(base_label(label)) or line_styles({label: family})[label],
-        "map": map_picture(stack.mean(0) if stack.ndim == 3 else stack),
-        "components": None if colours is None else colour_picture(colours[0]),
+        "map": map_picture(found.mean(0) if found.ndim == 3 else found),
+        "components": colour_picture(colours[0]) if colours else None,
         "matrix": _matrix(label, record, findings),
     }
 
@@ -102,11 +104,16 @@ def _reading(record: Record, model: dict[str, Any]) -> dict[str, Any]:
 
 def _image(record: Record, models: list[dict[str, Any]]) -> str:
     """The first image; if it is the one whose patch reads, with a frame around that patch."""
-    image = record.arrays()["images"][0]
+    image = record.several("images")[0]
     for found in (model["matrix"] for model in models):
-        if found and found["reading"] and found["record"].content.get("images") == record.content["images"][:1]:
+        if found and found["reading"] and _seen(found["record"]) == _seen(record):
             return inline_picture(framed(image, found["patch"], found["grid"]))
     return photograph(image)
+
+
+def _seen(record: Record) -> tuple[Any, Any]:
+    """The first image, and what is seen of it."""
+    return record.content.get("images", [])[:1], record.content.get("protocol", {}).get("fit")
 
 
 def _of_all_mixers(subjects: list[dict[str, Any]], styles: dict[str, LineStyle]) -> list[dict[str, Any]]:

@@ -17,6 +17,7 @@ from mixlab.analysis.figures import matrix_with_ranks, shrunk
 from mixlab.analysis.maps import MAPS
 from mixlab.analysis.rank import block_grid
 from mixlab.report.findings import Findings, Record
+from mixlab.run.arrays import from_arrays
 from mixlab.run.directory import file_name
 
 MIME = {".svg": "image/svg+xml", ".png": "image/png"}
@@ -31,30 +32,32 @@ def picture_rows(record: Record) -> dict[str, Any]:
     """
     content, arrays = record.content, record.arrays()
     labels = [subject["label"] for subject in content["subjects"]]
-    if "images" not in arrays:
-        return {"record": record, "files": _files(record), "rows": [], "firsts": [], "count": 0}
+    seen = from_arrays(arrays, "images")
+    if not seen:
+        return {"record": record, "files": _files(record), "rows": [], "firsts": [], "widths": []}
     names = [str(name) for name in content["images"]]
-    masks = [_mask_picture(mask) for mask in arrays.get("masks", ())]
-    images = _cells("The image", [photograph(image) for image in arrays["images"]], names)
+    masks = [_mask_picture(mask) for mask in from_arrays(arrays, "masks")]
+    images = _cells("The image", [photograph(image) for image in seen], names)
     lead = {"name": "image, mask" if masks else "image", "maps": images}
     rows, firsts = [lead | {"components": _cells("Its foreground mask", masks, names[: len(masks)])}], []
     for label in labels:
         key = file_name(label)
-        stack = record.array(f"map_{key}")
+        found = record.several(f"map_{key}")
         kinds = str(content["maps"].get(label, "activation")).split("+")
         colours = []
-        if f"pca_first_{key}" in arrays:
-            first = [map_picture(one) for one in record.array(f"pca_first_{key}")]
+        if components := from_arrays(arrays, f"pca_first_{key}"):
+            first = [map_picture(one) for one in components]
             firsts.append({"name": label, "cells": _cells(f"first principal component of {label}", first, names)})
-            shown = [colour_picture(one) for one in record.array(f"pca_colours_{key}")]
+            shown = [colour_picture(one) for one in record.several(f"pca_colours_{key}")]
             colours = _cells(f"components 2 to 4 of {label} on its foreground, as colours", shown, names)
         for index, kind in enumerate(kinds):
-            flat = stack[:, index] if len(kinds) > 1 else stack.mean(1) if stack.ndim == 4 else stack
+            flat = [one[index] if len(kinds) > 1 else one.mean(0) if one.ndim == 3 else one for one in found]
             name = f"{label}, {kind}" if len(kinds) > 1 else label  # heads or registers are shown as their mean
             maps = _cells(f"{kind} map of {label}", [map_picture(one) for one in flat], names)
             rows.append({"name": name, "maps": maps, "components": [] if index else colours})
+    widths = [round(image.shape[2] / image.shape[1], 4) for image in seen]  # all pictures have one height
     said = said_of_maps(content)
-    return {"record": record, "files": [], "rows": rows, "firsts": firsts, "count": len(names), "said": said}
+    return {"record": record, "files": [], "rows": rows, "firsts": firsts, "widths": widths, "said": said}
 
 
 def said_of_maps(content: dict[str, Any]) -> str:
@@ -81,6 +84,8 @@ def matrix_pictures(findings: Findings) -> list[dict[str, Any]]:
         for model in record.content["models"]:
             label, levels = model["label"], record.array(file_name(model["label"]))
             rank = ranks.get((label, record.content["image"]))
+            if rank is not None and _tokens_of(rank, model["layer"]) not in (None, model["num_tokens"]):
+                rank = None  # of squares, and this image has another shape
             blocks, chunk = (None, None) if rank is None else (rank.arrays().get("blocks"), rank.content["chunk"])
             charts = []
             for place, head in enumerate(model["heads"]):
@@ -88,6 +93,11 @@ def matrix_pictures(findings: Findings) -> list[dict[str, Any]]:
                 charts.append(matrix_with_ranks(label, levels[place], head, grid, chunk))
             found.append({"model": model, "charts": charts, "record": record, "rank": rank})
     return found
+
+
+def _tokens_of(rank: Record, layer: int) -> int | None:
+    """How many tokens that layer has; None where it was not measured."""
+    return next((one.get("num_tokens") for one in rank.content["layers"] if one["layer"] == layer), None)
 
 
 def dense_pictures(findings: Findings) -> list[dict[str, Any]]:

@@ -13,6 +13,7 @@ from mixlab.report.findings import Record
 from mixlab.report.pictures import said_of_maps, where_coloured
 from mixlab.report.sections import place_of
 from mixlab.run import base_label
+from mixlab.run.arrays import from_arrays
 
 
 @dataclass(frozen=True)
@@ -51,9 +52,10 @@ def _labels(record: Record) -> list[str]:
 
 def _shown_alike(record: Record) -> str:
     content = record.content
-    if "images" not in record.arrays():
+    if not from_arrays(record.arrays(), "images"):
         return record.file  # figures alone
     same = [content.get(name) for name in ("data", "image", "images", "layer")]
+    same += [content.get("protocol", {}).get(name) for name in ("fit", "multiple")]
     return json.dumps([*same, content["pca"]["fit"], where_coloured(content), said_of_maps(content)])
 
 

@@ -4,7 +4,7 @@ config.json      everything needed to repeat the run, and what it ran on
 metrics.jsonl    one line per logged step
 checkpoints/     training state, from which a run resumes
 weights.safetensors   the exported backbone, once there is one
-results/         NAME.json beside NAME.npz for arrays
+results/         NAME.json beside NAME.npz for arrays (of images in several shapes, see `arrays.py`)
 figures/         pictures made from the results
 """
 

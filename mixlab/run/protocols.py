@@ -50,7 +50,8 @@ class ViewProtocol(EvaluationProtocol):
 
     image: int | None = None  # side in pixels
     crop_share: float | None = None
-    fit: str | None = None  # "square", "crop" or "squash"
+    fit: str | None = None  # "whole", "square", "crop" or "squash"
+    multiple: int | None = None  # of "whole": pixels of which each side of an image is a multiple
     precision: str | None = None
 
 

@@ -80,8 +80,8 @@ def test_a_mask_of_a_sample_follows_the_fit_that_was_chosen_last(open_page: Open
     with held(page, lambda request: "/mask?" in request) as requests:
         page.select_option("#fit", "squash")
         requests.wait()
-        with page.expect_request("**/mask?fit=square"):
-            page.select_option("#fit", "square")
+        with page.expect_request("**/mask?fit=whole"):
+            page.select_option("#fit", "whole")
         requests.release()
     expect(page.locator("#sweep")).to_be_enabled()
     expect(page).to_have_url(re.compile("^((?!fit=).)*mask=sample$"))

@@ -12,7 +12,7 @@ from PIL import Image
 
 from mixlab.analysis.maps import activation_map
 from mixlab.app.laboratory import Laboratory
-from mixlab.app.pictures import square_picture
+from mixlab.app.pictures import seen_picture
 from mixlab.choices import SHOWN_MAP
 from tests.browser.visiting import OpenPage, Page, expect, settle
 from tests.unit.app.live_page import request, serve, staged_laboratory, tiny_subjects
@@ -60,7 +60,7 @@ def test_the_colours_of_a_map_are_the_values_of_the_model(open_page: OpenPage, l
     page = open_page(f"{TWO}&x=0.02&y=0.02&overlay=0")
     page.wait_for_function("() => document.querySelectorAll('.card').length === 2")
     backbone = tiny_subjects()[0].backbone
-    square = square_picture(laboratory.samples[0].pixels, 64, "square")
+    square = seen_picture(laboratory.samples[0].pixels, 64, "square")
     with torch.no_grad():
         images = backbone.preprocess(torch.from_numpy(square).permute(2, 0, 1))
         values = activation_map(backbone, images, SHOWN_MAP, 2)[0].numpy()
@@ -246,19 +246,20 @@ def test_the_sample_has_its_mask_and_every_layer_can_be_scored(open_page: OpenPa
 def test_an_upload_is_shown_with_its_own_mask_and_an_image_can_be_dropped_on_the_page(
     open_page: OpenPage, tmp_path: Path
 ) -> None:
-    picture, mask = np.zeros((90, 120, 3), dtype=np.uint8), np.zeros((90, 120), dtype=np.uint8)
-    picture[:, 60:] = (250, 20, 20)
-    mask[:, 60:] = 255
+    picture, mask = np.zeros((90, 144, 3), dtype=np.uint8), np.zeros((90, 144), dtype=np.uint8)
+    picture[:, 72:] = (250, 20, 20)
+    mask[:, 72:] = 255
     Image.fromarray(picture).save(tmp_path / "half.png")
     Image.fromarray(mask).save(tmp_path / "mask.png")
     page = open_page(TWO)
     page.set_input_files("#file", tmp_path / "half.png")
-    expect(page.locator("#status")).to_have_text("half.png, 120 × 90 pixels.")
+    expect(page.locator("#status")).to_have_text("half.png, 144 × 90 pixels.")
     expect(page.locator("#mask-sample")).to_be_disabled()
     settle(page)
     shown = pixels(page, "#stage")
-    np.testing.assert_allclose(shown[700, 700], (250, 20, 20), atol=3)
-    np.testing.assert_allclose(shown[700, 60], (0, 0, 0), atol=3)
+    assert shown.shape == (480, 768, 3)
+    np.testing.assert_allclose(shown[400, 700], (250, 20, 20), atol=3)
+    np.testing.assert_allclose(shown[400, 60], (0, 0, 0), atol=3)
     page.set_input_files("#mask-file", tmp_path / "mask.png")
     expect(page.locator("#status")).to_have_text("Mask from mask.png.")
     expect(page.locator("#score-table tbody tr").last).to_contain_text("0.500")  # the blob is the same on both sides

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from mixlab.app.laboratory import Laboratory
-from mixlab.app.pictures import square_mask
+from mixlab.app.pictures import seen_mask
 from tests.browser.test_late_answers import held
 from tests.browser.test_page import TWO, drag, slide
 from tests.browser.visiting import OpenPage, Page, expect, settle
@@ -52,8 +52,8 @@ def draw(page: Page, *points: tuple[float, float]) -> None:
 
 @pytest.fixture
 def wide(open_page: OpenPage, tmp_path: Path) -> Page:
-    """The page with a wide image."""
-    page = open_page(TWO)
+    """The page with a wide image, of which the middle square is seen."""
+    page = open_page(f"{TWO}&fit=square")
     Image.new("RGB", (144, 90), (30, 30, 30)).save(tmp_path / "wide.png")
     page.set_input_files("#file", tmp_path / "wide.png")
     expect(page.locator("#status")).to_have_text("wide.png, 144 × 90 pixels.")
@@ -133,7 +133,7 @@ def test_the_rest_of_a_samples_mask_is_there_after_it_was_drawn_on(open_page: Op
     choose_fit(page, "squash")
     stored = laboratory.samples[1].mask
     assert stored is not None
-    expected, found = square_mask(stored, 256, "squash"), mask_of(page)
+    expected, found = seen_mask(stored, 256, "squash"), mask_of(page)
     margin = 256 // 16 - 1  # outside of the crop
     for edge in (np.s_[:margin], np.s_[-margin:], np.s_[:, :margin], np.s_[:, -margin:]):
         np.testing.assert_array_equal(found[edge], expected[edge])

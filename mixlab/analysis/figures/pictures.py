@@ -20,12 +20,14 @@ from mixlab.data.coco import decode_segmentation
 from mixlab.data.masks import IGNORE, MaskedImage, voc_palette
 from mixlab.data.source import evenly_spaced
 
+Images = Tensor | Sequence[Tensor]  # stacked, or each in its own shape
 MOST_PARTS, FEW_PARTS = 48, 16  # all heads of the largest Mamba-2, both directions; of more, such as channels, a few
+TALLEST = 2.0  # times the width of a picture: taller ones are narrower than their column
 NO_TICKS: dict[str, Any] = {"xticks": (), "yticks": ()}  # axes that are off lay theirs out nevertheless
 
 
-def map_pictures(images: Tensor, maps: Mapping[str, Tensor], masks: Tensor | None = None) -> Figure:
-    """Images uint8 (B, 3, H, W), then their masks if given, then each model's maps (B, h, w), dark low and bright high.
+def map_pictures(images: Images, maps: Mapping[str, Images], masks: Images | None = None) -> Figure:
+    """Images uint8 (3, H, W), then their masks if given, then each model's maps (h, w), dark low and bright high.
 
     Each map is scaled to its own range, as Binary-AUC sees only its order.
     """
@@ -74,12 +76,12 @@ def layer_pictures(
     return figure
 
 
-def pca_pictures(images: Tensor, components: Mapping[str, PCAMaps]) -> Figure:
+def pca_pictures(images: Images, components: Mapping[str, Sequence[PCAMaps]]) -> Figure:
     """Images, and for each model the first component, then components 2 to 4 as colours on its foreground."""
     columns: dict[str, list[NDArray[np.generic]]] = {"image": [_pixels(image) for image in images]}
     for name, found in components.items():
-        columns[f"{name}\nfirst component"] = [_unit(one) for one in found.first]
-        columns[f"{name}\ncomponents 2 to 4"] = [one.numpy() for one in found.colours]
+        columns[f"{name}\nfirst component"] = [_unit(one) for part in found for one in part.first]
+        columns[f"{name}\ncomponents 2 to 4"] = [one.numpy() for part in found for one in part.colours]
     return _grid_of_pictures(columns)
 
 
@@ -87,13 +89,17 @@ def _grid_of_pictures(
     columns: Mapping[str, Sequence[NDArray[Any] | None]],
     row_names: list[str] | None = None,
     *,
-    cell: float = 1.35,  # inches a picture
+    cell: float = 1.35,  # inches that a picture is wide
     below: float = 0.0,  # inches of room for a legend
 ) -> Figure:
-    num_rows = len(next(iter(columns.values())))
+    """A row has the height that its first picture needs at the width of a column."""
+    first = next(iter(columns.values()))
+    shapes = [(1, 1) if picture is None else picture.shape for picture in first]
+    heights = [cell * min(shape[0] / shape[1], TALLEST) for shape in shapes]
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(cell * len(columns) + 0.3, cell * num_rows + 0.4 + below), layout="constrained")
-        axes = figure.subplots(num_rows, len(columns), squeeze=False, subplot_kw=NO_TICKS)
+        figure = Figure(figsize=(cell * len(columns) + 0.3, sum(heights) + 0.4 + below), layout="constrained")
+        ratios = {"height_ratios": heights}
+        axes = figure.subplots(len(first), len(columns), squeeze=False, subplot_kw=NO_TICKS, gridspec_kw=ratios)
         for column, (name, pictures) in enumerate(columns.items()):
             for row, picture in enumerate(pictures):
                 ax = axes[row, column]

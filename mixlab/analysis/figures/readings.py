@@ -12,14 +12,15 @@ from PIL import Image, ImageDraw
 from mixlab.analysis.figures.chart import STYLE
 from mixlab.analysis.figures.ranks import shrunk
 
-SIDE = 384  # pixels of a drawn reading
+SIDE = 384  # pixels on the longer side of a drawn reading
+WIDEST = 2.0  # of the columns with the image, in heights; or its inverse
 _STRENGTH = 0.62  # of the colours over the image, as on the page
 
 
 def framed(image: NDArray[np.uint8], cell: Sequence[int], grid: Sequence[int]) -> Image.Image:
     """An image (3, H, W) with a frame around one patch of its grid, seen on dark and on light."""
-    picture = Image.fromarray(np.ascontiguousarray(image.transpose(1, 2, 0))).resize((SIDE, SIDE))
-    return _frame(picture, cell, grid)
+    picture = Image.fromarray(np.ascontiguousarray(image.transpose(1, 2, 0)))
+    return _frame(picture.resize(_size_of(image)), cell, grid)
 
 
 def reading_over(image: NDArray[np.uint8], reading: NDArray[np.floating], cell: Sequence[int]) -> Image.Image:
@@ -34,7 +35,7 @@ def reading_over(image: NDArray[np.uint8], reading: NDArray[np.floating], cell: 
     levels = np.clip((known - low) / (high - low), 0, 1) if high > low else np.zeros_like(known)
     colours = Image.fromarray(mpl.colormaps["viridis"](levels, bytes=True)[..., :3])
     grey = Image.fromarray(np.ascontiguousarray(image.transpose(1, 2, 0))).convert("L").convert("RGB")
-    parts = grey.resize((SIDE, SIDE)), colours.resize((SIDE, SIDE), Image.Resampling.NEAREST)
+    parts = grey.resize(_size_of(image)), colours.resize(_size_of(image), Image.Resampling.NEAREST)
     return _frame(Image.blend(*parts, _STRENGTH), cell, known.shape)
 
 
@@ -45,9 +46,11 @@ def mixing_pictures(
     """A row for each model: the image (3, H, W) with a patch, what that patch reads (h, w), and the matrices of some
     heads as grey levels (n, L, L)."""
     columns, cell = max(len(levels) for _, levels, _ in models), 2.1
+    widths = [min(max(image.shape[2] / image.shape[1], 1 / WIDEST), WIDEST)] * 2 + [1] * columns
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(cell * (columns + 2) + 1.1, cell * len(models) + 0.35), layout="constrained")
-        axes = figure.subplots(len(models), columns + 2, squeeze=False)
+        figure = Figure(figsize=(cell * sum(widths) + 1.1, cell * len(models) + 0.35), layout="constrained")
+        ratios = {"width_ratios": widths}
+        axes = figure.subplots(len(models), columns + 2, squeeze=False, gridspec_kw=ratios)
         for ax in axes.flat:
             ax.set_axis_off()
         for row, (about, levels, reading) in zip(axes, models, strict=True):
@@ -60,6 +63,13 @@ def mixing_pictures(
                 ax.imshow(shrunk(one), cmap="magma", vmin=0, vmax=255, interpolation="nearest")
                 ax.set_title(f"head {head} (0 to {about['num_heads'] - 1})", loc="center", fontsize=8)
     return figure
+
+
+def _size_of(image: NDArray[np.uint8]) -> tuple[int, int]:
+    """(width, height) of a drawn image (3, H, W)."""
+    _, height, width = image.shape
+    scale = SIDE / max(height, width)
+    return round(scale * width), round(scale * height)
 
 
 def _frame(picture: Image.Image, cell: Sequence[int], grid: Sequence[int]) -> Image.Image:

@@ -8,7 +8,8 @@ import { ask, CancelledError, Channel, OfflineError, toArray } from "./server.js
 import { headsOf, layerOf, numbered } from "./state.js";
 
 const MATRIX_NAMES = { attention: "Attention matrix", linear_attention: "Attention matrix", mamba2: "Scan matrix", mamba1: "Scan matrix", gated_conv: "Convolution matrix" };
-const KINDS = ["row", "matrix", "map", "pca"];
+const OF_IMAGE = ["row", "map", "pca"]; // the rest is a matrix
+const KINDS = [...OF_IMAGE, "matrix"];
 
 export class Card {
   // `host`: pick(x, y) chooses a patch, preview(x, y) shows one while the pointer is there, timed(ms) hears how long an answer took, changed() that a grid is known,
@@ -27,7 +28,7 @@ export class Card {
     this.about = make("p", { className: "about" });
     this.answer = this.#part("answer", `answer-${host.number}`, ["row", "matrix"], this.about);
     this.element = this.#part("card", `card-${host.number}`, ["map", "pca"]);
-    for (const kind of ["map", "row", "pca"]) {
+    for (const kind of OF_IMAGE) {
       for (const canvas of this.panels[kind].canvases) canvas.addEventListener("click", (event) => this.#pickPoint(event));
     }
     const canvas = this.panels.matrix.canvases[0];
@@ -49,6 +50,7 @@ export class Card {
   // Ask for whatever this view lacks, and draw what is there.
   refresh(view, deepest, image) {
     Object.assign(this, { view, image });
+    OF_IMAGE.forEach((kind) => this.panels[kind].shapeLike(image));
     this.layer = layerOf(this.model, view.layer, deepest);
     const head = Math.min(view.head, headsOf(this.model, view.layer, deepest) - 1); // the last where others have more
     this.head = head < 0 ? null : head;

@@ -6,13 +6,13 @@ import { deepestOf, headsOf, MAX_MODELS, numbered } from "./state.js";
 
 const OWN_MAP = "cosine of the summary (class token, registers, or else the mean patch) to each patch";
 
-// `host`: change(view changes), choose(image id), changeFit(fit).
+// `host`: change(view changes), choose(image id), changeFit(fit), changeModels(ids).
 export function buildControls(about, host) {
   element("samples").append(...about.samples.map((sample, index) =>
     thumbnail(sample.id, { alt: `Sample ${index + 1}`, title: sample.label, choose: host.choose })));
   element("models").append(...about.models.map((model) => {
     const input = make("input", { type: "checkbox", value: model.id });
-    input.addEventListener("change", () => host.change({ models: chosen(about) }));
+    input.addEventListener("change", () => host.changeModels(chosen(about)));
     const more = model.architecture === model.id ? model.training : `${model.architecture}, ${model.training}`;
     return make("label", { title: more }, input, make("span", { className: "name", textContent: model.id }), make("small", { textContent: more }));
   }));
@@ -28,7 +28,7 @@ export function buildControls(about, host) {
 export function thumbnail(id, { alt, title, choose }) {
   const input = make("input", { type: "radio", name: "image", value: id });
   input.addEventListener("change", () => choose(id));
-  const picture = make("img", { src: `/api/pictures/${encodeURIComponent(id)}?size=96`, alt, width: 96, height: 96 });
+  const picture = make("img", { src: `/api/pictures/${encodeURIComponent(id)}?fit=square&size=96`, alt, width: 96, height: 96 });
   return make("label", { title }, input, picture);
 }
 
@@ -70,6 +70,11 @@ export function syncControls(about, view, models) {
   const map = about.maps.find((card) => card.id === view.map);
   element("map-about").textContent = map?.about ?? OWN_MAP;
   element("mask-sample").disabled = !about.samples.find((sample) => sample.id === view.image)?.has_mask;
+
+  const squareOnly = models.filter((model) => model.multiple === null).map((model) => model.id);
+  element("fit").querySelector("[value=whole]").disabled = squareOnly.length > 0;
+  element("fit-about").hidden = !squareOnly.length;
+  element("fit-about").textContent = `${squareOnly.join(" and ")} ${squareOnly.length > 1 ? "are" : "is"} shown squares only.`;
 
   const deepest = deepestOf(models);
   const layer = Math.min(view.layer, deepest - 1);

@@ -2,6 +2,15 @@
 
 const cell = document.createElement("canvas");
 
+// A canvas in the shape of an image, so many pixels on its longer side; the style sheet keeps tall ones narrow.
+export function shapeLike(canvas, image, side) {
+  if (!image) return;
+  const longer = Math.max(image.width, image.height);
+  const [width, height] = [image.width, image.height].map((own) => Math.max(1, Math.round((side * own) / longer)));
+  if (canvas.width === width && canvas.height === height) return;
+  Object.assign(canvas, { width, height }).style.setProperty("--aspect", width / height);
+}
+
 // A small picture of h x w cells, blown up without smoothing.
 function paintCells(context, width, height, colourAt, alpha = 1) {
   cell.width = width;
@@ -57,7 +66,7 @@ export function markCell(canvas, row, column, grid) {
   const context = canvas.getContext("2d");
   const [high, wide] = [canvas.height / grid[0], canvas.width / grid[1]];
   const box = [column * wide, row * high, wide, high];
-  const line = Math.max(2, canvas.width / 160);
+  const line = Math.max(2, Math.max(canvas.width, canvas.height) / 160);
   context.lineWidth = 2.2 * line;
   context.strokeStyle = "rgba(0, 0, 0, .85)";
   context.strokeRect(...box);

@@ -1,15 +1,15 @@
 // The view as one HTML file that needs no server: pictures, the rows of every patch, and the code that draws them.
 
 import { magma } from "./colours.js";
-import { drawGround, drawMask, drawShades, saveBlob } from "./drawing.js";
+import { drawGround, drawMask, drawShades, saveBlob, shapeLike } from "./drawing.js";
 import { make } from "./panel.js";
 
 const CODE = ["colours.js", "drawing.js", "viewer.js"];
 
 export async function exportPage({ stage, cards, view, scores }) {
   const { sense, scale, overlay } = view; // all of it at once: the view may change while the rest is awaited
-  const image = drawn((context) => drawGround(context, stage.image)).toDataURL("image/jpeg", 0.9);
-  const mask = stage.mask.isBlank ? null : drawn((context) => drawMask(context, stage.mask)).toDataURL();
+  const image = drawn((context) => drawGround(context, stage.image), stage.image).toDataURL("image/jpeg", 0.9);
+  const mask = stage.mask.isBlank ? null : drawn((context) => drawMask(context, stage.mask), stage.image).toDataURL();
   const seen = { sense, scale, overlay, image, mask, cell: stage.cell(), grid: stage.grid };
   const models = await Promise.all(cards.map((card) => modelOf(card, scores.said(card))));
   const [style, ...code] = await Promise.all(["viewer.css", ...CODE].map(async (name) => (await fetch(`/static/${name}`)).text()));
@@ -62,8 +62,10 @@ function withoutModules(code) {
   return code.replace(/^import .*\n/gm, "").replace(/^export /gm, "");
 }
 
-function drawn(draw) {
+// A canvas of a square, or in the shape of an image.
+function drawn(draw, image = null) {
   const canvas = make("canvas", { width: 640, height: 640 });
+  shapeLike(canvas, image, 640);
   draw(canvas.getContext("2d"));
   return canvas;
 }

@@ -14,12 +14,13 @@ import { Player } from "./player.js";
 import { Scores } from "./scores.js";
 import { awaited, call, onConnection } from "./server.js";
 import { Stage } from "./stage.js";
-import { checked, deepestOf, layerOf, readAddress } from "./state.js";
+import { checked, deepestOf, fitFor, layerOf, readAddress } from "./state.js";
 import { Tour } from "./tour.js";
 import { Uploads } from "./uploads.js";
 
 let about; // what the server offers
 let view; // what is looked at
+let wantedFit; // which may be another than that of the view, where a model takes squares only
 let mask, masking, stage, scores, player, tour;
 let cards = [];
 let numCards = 0;
@@ -46,7 +47,7 @@ async function start() {
   view = readAddress(location.hash);
   stage = new Stage(element("stage"), mask, { pick, drawn: (isDone) => masking.drawn(isDone) });
   scores = new Scores(mask);
-  buildControls(about, { change, choose, changeFit: (fit) => masking.changeFit(fit) });
+  buildControls(about, { change, choose, changeModels, changeFit: (fit) => masking.changeFit((wantedFit = fit)) });
   buildTools(stage);
   acceptDrops(useFile);
   listen("file", (node) => useFile(node.files[0]).then(() => (node.value = "")), "change");
@@ -70,7 +71,9 @@ async function start() {
 async function followAddress() {
   numChoices++;
   pinned = null;
-  view = checked(readAddress(address.follow()), about);
+  view = readAddress(address.follow());
+  wantedFit = view.fit;
+  view = checked(view, about);
   address.settle();
   tell("");
   await masking.follow(history.state);
@@ -101,6 +104,12 @@ function change(changes) {
   view = { ...view, ...changes };
   if (changes.models) view.layer = layerOf({ num_layers: deepestOf(chosenModels()) }, view.layer, before); // the same share
   refresh();
+}
+
+function changeModels(models) {
+  const fit = fitFor(about.models.filter((model) => models.includes(model.id)), wantedFit);
+  if (fit === view.fit) change({ models });
+  else masking.changeFit(fit, { models });
 }
 
 function pick(x, y) {

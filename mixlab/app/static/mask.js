@@ -1,4 +1,4 @@
-// A mask of SIDE x SIDE pixels over what is seen of an image: 0 background, 1 foreground, 255 ignored.
+// A mask of SIDE x SIDE pixels, stretched over what is seen of an image: 0 background, 1 foreground, 255 ignored.
 
 const MAX_SIDE = 4096; // of the whole image: a narrow one is coarser
 
@@ -80,13 +80,13 @@ export class Mask {
     return Math.min(x, y) < 0 || Math.max(x, y) >= 1 ? -1 : Math.floor(y * this.side) * this.side + Math.floor(x * this.side);
   }
 
-  // A line of round dabs between two points; points and radius as shares of the side.
-  stroke(from, to, radius, value) {
+  // A line of dabs between two points; points and the reach of a dab, its two radii, as shares of the sides.
+  stroke(from, to, reach, value) {
     this.changes++;
-    const steps = Math.max(1, Math.ceil((Math.hypot(to.x - from.x, to.y - from.y) / radius) * 2));
+    const steps = Math.max(1, Math.ceil(Math.hypot((to.x - from.x) / reach.x, (to.y - from.y) / reach.y) * 2));
     for (let step = 0; step <= steps; step++) {
       const share = step / steps;
-      this.#dab(from.x + share * (to.x - from.x), from.y + share * (to.y - from.y), radius, value);
+      this.#dab(from.x + share * (to.x - from.x), from.y + share * (to.y - from.y), reach, value);
     }
   }
 
@@ -97,11 +97,11 @@ export class Mask {
     for (let y = top; y < bottom; y++) this.values.fill(value, y * this.side + left, y * this.side + right);
   }
 
-  #dab(x, y, radius, value) {
-    const [centreX, centreY, reach] = [x * this.side, y * this.side, radius * this.side];
-    for (let row = Math.max(0, Math.floor(centreY - reach)); row <= Math.min(this.side - 1, centreY + reach); row++) {
-      for (let column = Math.max(0, Math.floor(centreX - reach)); column <= Math.min(this.side - 1, centreX + reach); column++) {
-        if (Math.hypot(column + 0.5 - centreX, row + 0.5 - centreY) <= reach) this.values[row * this.side + column] = value;
+  #dab(x, y, reach, value) {
+    const [centreX, centreY, across, down] = [x, y, reach.x, reach.y].map((share) => share * this.side);
+    for (let row = Math.max(0, Math.floor(centreY - down)); row <= Math.min(this.side - 1, centreY + down); row++) {
+      for (let column = Math.max(0, Math.floor(centreX - across)); column <= Math.min(this.side - 1, centreX + across); column++) {
+        if (Math.hypot((column + 0.5 - centreX) / across, (row + 0.5 - centreY) / down) <= 1) this.values[row * this.side + column] = value;
       }
     }
   }

@@ -78,26 +78,26 @@ export class Masking {
     this.host.change({ mask: text.length > MAX_TEXT ? "" : text });
   }
 
-  // Mask and patch stay where they are on the image.
-  async changeFit(fit) {
+  // Mask and patch stay where they are on the image. `more` changes with the fit.
+  async changeFit(fit, more = {}) {
     this.#wanted = fit;
     const { image } = this.host.view();
     try {
       const { body } = await call(this.#path("fits"));
       if (this.#wanted !== fit) return;
-      this.host.leave({ fit });
+      this.host.leave({ fit, ...more });
       const view = this.host.view();
-      if (view.image !== image) return this.host.change({ fit });
+      if (view.image !== image) return this.host.change({ fit, ...more });
       const place = moved(view, body[view.fit], body[fit]);
       tell("");
       if (view.mask === "sample" || this.mask.isBlank) {
         const isSample = view.mask === "sample";
         this.mask.clear();
-        this.host.change({ fit, ...place });
+        this.host.change({ fit, ...more, ...place });
         return isSample ? this.takeSample() : undefined;
       }
       this.mask.refit(body, view.fit, fit);
-      this.host.change({ fit, ...place, mask: "" });
+      this.host.change({ fit, ...more, ...place, mask: "" });
       if (this.mask.hides) tell("Part of the mask lies outside this crop. It is kept: the whole image shows it.");
       await this.drawn(true);
     } catch (error) {

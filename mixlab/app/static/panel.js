@@ -1,6 +1,8 @@
 // One picture of a card: its canvases, its legend, its caption, and what stands there instead when there is none.
 
-import { drawLegend, saveCanvas } from "./drawing.js";
+import { drawLegend, saveCanvas, shapeLike } from "./drawing.js";
+
+const SIDE = 384; // pixels on the longer side
 
 export function make(tag, properties = {}, ...children) {
   const node = Object.assign(document.createElement(tag), properties);
@@ -10,7 +12,7 @@ export function make(tag, properties = {}, ...children) {
 
 export class Panel {
   constructor(title, { name, colours = null, pair = false }) {
-    this.canvases = (pair ? [0, 1] : [0]).map(() => make("canvas", { width: 384, height: 384 }));
+    this.canvases = (pair ? [0, 1] : [0]).map(() => make("canvas", { width: SIDE, height: SIDE }));
     this.title = make("span", { textContent: title });
     this.caption = make("figcaption");
     this.words = make("span");
@@ -32,6 +34,11 @@ export class Panel {
     this.figure.append(this.caption);
     this.canvases.forEach((canvas) => canvas.setAttribute("role", "img"));
     this.isShown = false;
+  }
+
+  // In the shape of the image that it shows.
+  shapeLike(image) {
+    this.canvases.forEach((canvas) => shapeLike(canvas, image, SIDE));
   }
 
   // A picture is there; `labels` say in words what each canvas shows.

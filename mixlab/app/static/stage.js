@@ -1,7 +1,8 @@
 // The image in large: choose a patch, draw a mask.
 
-import { drawGround, drawMask, markCell } from "./drawing.js";
+import { drawGround, drawMask, markCell, shapeLike } from "./drawing.js";
 
+const SIDE = 768; // pixels on the longer side
 const MOVES = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
 
 export class Stage {
@@ -16,6 +17,7 @@ export class Stage {
 
   draw() {
     const context = this.canvas.getContext("2d");
+    shapeLike(this.canvas, this.image, SIDE);
     drawGround(context, this.image);
     drawMask(context, this.mask);
     markCell(this.canvas, ...this.cell(), this.grid);
@@ -54,7 +56,9 @@ export class Stage {
 
   #use(to) {
     if (this.tool === "pick") return this.host.pick(to.x, to.y);
-    this.mask.stroke(this.from, to, this.brush, this.tool === "draw" ? 1 : 0);
+    const stretch = Math.sqrt(this.canvas.width / this.canvas.height);
+    const reach = { x: this.brush / stretch, y: this.brush * stretch }; // round on the image
+    this.mask.stroke(this.from, to, reach, this.tool === "draw" ? 1 : 0);
     this.draw();
     this.host.drawn(false);
   }

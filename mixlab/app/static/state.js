@@ -3,17 +3,18 @@
 
 export const MAX_MODELS = 4;
 export const DEFAULTS = {
-  image: "", fit: "square", models: [], map: "isolation", layer: -1, head: -1, part: -1,
+  image: "", fit: "whole", models: [], map: "isolation", layer: -1, head: -1, part: -1,
   x: 0.5, y: 0.5, sense: "row", scale: "linear", overlay: true, mask: "",
 };
 const COUNTED = ["layer", "head", "part"];
-const CHOICES = { fit: ["square", "crop", "squash"], sense: ["row", "column"], scale: ["linear", "log"] };
+const CHOICES = { fit: ["whole", "square", "crop", "squash"], sense: ["row", "column"], scale: ["linear", "log"] };
 
 // What an address says, with the rest as it is by default; whatever makes no sense is left out.
 export function readAddress(hash) {
   const said = new URLSearchParams(hash.replace(/^#/, ""));
   const view = { ...DEFAULTS, models: said.getAll("model") };
   const first = said.get("from") === "0" ? 0 : 1; // older links count from 1
+  if (["x", "y"].some((key) => said.has(key)) || isDrawn(said.get("mask"))) view.fit = "square"; // as older links mean it
   for (const [key, value] of said) {
     const number = Number(value);
     if (COUNTED.includes(key)) {
@@ -38,9 +39,18 @@ export function writeAddress(view) {
   for (const [key, standard] of Object.entries(DEFAULTS)) {
     if (key === "models") view.models.forEach((model) => said.append("model", model));
     else if (key === "overlay") view.overlay || said.set("overlay", "0");
-    else if (view[key] !== standard) said.set(key, ["x", "y"].includes(key) ? view[key].toFixed(4) : view[key]);
+    else if (view[key] !== standard || (key === "fit" && hasPlaces(view))) said.set(key, ["x", "y"].includes(key) ? view[key].toFixed(4) : view[key]);
   }
   return `#${said}`;
+}
+
+function isDrawn(mask) {
+  return Boolean(mask) && mask !== "sample";
+}
+
+// What lies elsewhere in another part of the image.
+function hasPlaces({ x, y, mask }) {
+  return x !== DEFAULTS.x || y !== DEFAULTS.y || isDrawn(mask);
 }
 
 // A view within what this server offers.
@@ -51,7 +61,13 @@ export function checked(view, about) {
   const map = about.maps.some((offered) => offered.id === view.map) ? view.map : "default";
   const image = view.image || about.samples[0].id;
   const layer = view.layer < 0 ? deepestOf(about.models.filter((model) => models.includes(model.id))) - 1 : view.layer;
-  return { ...view, models, map, image, layer };
+  const fit = fitFor(about.models.filter((model) => models.includes(model.id)), view.fit);
+  return { ...view, models, map, image, layer, fit };
+}
+
+// All models are shown the same part of an image: the square where one takes nothing else.
+export function fitFor(models, wanted) {
+  return wanted === "whole" && models.some((model) => model.multiple === null) ? "square" : wanted;
 }
 
 export function deepestOf(models) {

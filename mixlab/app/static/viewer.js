@@ -1,7 +1,7 @@
 // A view that was taken along: click a patch, or a row of a matrix, and see what it attends to. Needs no server.
 
 import { viridis } from "./colours.js";
-import { drawHeat, drawGround, drawLegend, markCell, markLine, percent, short } from "./drawing.js";
+import { drawHeat, drawGround, drawLegend, markCell, markLine, percent, shapeLike, short } from "./drawing.js";
 
 const view = JSON.parse(document.getElementById("data").textContent);
 const isRow = view.sense === "row";
@@ -27,9 +27,11 @@ const said = node("p", { className: "soft" });
 const play = node("button", { type: "button", textContent: "▶ Play all patches" });
 const image = await picture(view.image);
 const mask = view.mask && await picture(view.mask);
+shapeLike(stage, image, 640);
 const models = await Promise.all(view.models.map(async (model) => {
   const shades = Uint8Array.from(atob(model.shades), (character) => character.charCodeAt(0));
   const canvases = [0, 1].map(() => node("canvas", { width: 320, height: 320 }));
+  shapeLike(canvases[0], image, 320);
   const [low, high] = [node("span"), node("span")];
   const legend = node("canvas", { width: 128, height: 1, ariaHidden: true });
   drawLegend(legend, viridis);

@@ -115,8 +115,8 @@ def _first_reaching(rising: NDArray[np.int64], wanted: NDArray[np.int64]) -> NDA
 def precision_interval(truth: dict[str, Any], results: Entries, kind: Kind) -> Interval:
     """The 95 % interval of the AP, by leaving out images; None of fewer than two images with objects.
 
-    It is that of the AP of sets of as many images, which is above that of all images where categories have few objects.
-    In simulations it holds that in 90 to 99 % of the sets, with 5 to 200 images and 3 or 20 categories. A category whose
+    It is that of the AP of sets of as many images, which is above that of all where categories have few objects. In
+    simulations it holds that in 90 to 99 % of the sets, with 5 to 200 images and 3 or 20 categories. A category whose
     only image is left out is left out too: what one image says of it is not taken for sure.
     """
     if len({entry["image_id"] for entry in truth["annotations"] if not entry["iscrowd"]}) < 2:

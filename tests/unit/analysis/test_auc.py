@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from scipy.stats import spearmanr
 from sklearn.metrics import roc_auc_score
 
@@ -22,7 +23,8 @@ from mixlab.data.decode import UnreadableImage
 from mixlab.data.masks import MaskedImage, MaskSource
 from mixlab.evaluation.target import Target
 from mixlab.run import Measurement
-from mixlab.statistics import Estimate, bootstrap_difference
+from mixlab.statistics import Estimate, bootstrap_difference, bootstrap_mean
+from tests.unit.analysis.test_views import SEEN, SHAPES, Photographs, whole
 
 
 def tiny(name: str, seed: int = 0, **fields: object) -> mixlab.Backbone:
@@ -41,6 +43,35 @@ def target(label: str, name: str = "vit_tiny", training: str = "dino", seed: int
 
 def pairs(result: AucResult) -> list[tuple[str, str]]:
     return [(found.first, found.second) for found in result.comparisons]
+
+
+@pytest.mark.parametrize("name", ["isolation", "mixing_mean"])
+def test_images_in_their_own_shape_are_scored_as_each_of_them_alone(name: str) -> None:
+    images, one = whole(), target("vit", dim=32)
+    expected: list[list[float]] = []
+    for number, (width, height) in enumerate(SHAPES):
+        item = Photographs().load(number)
+        high, wide = SEEN[number]
+        pixels = item.image.permute(1, 2, 0).numpy()
+        pixels = np.array(Image.fromarray(pixels).resize((wide, high), Image.Resampling.BICUBIC))
+        assert item.mask.shape == (height, width)
+        mask = np.asarray(Image.fromarray(item.mask.numpy()).resize((wide, high), Image.Resampling.NEAREST))
+        grid = (high // 8, wide // 8)
+        inside = mask.reshape(grid[0], 8, grid[1], 8).mean((1, 3)) >= 0.5  # without a pixel that is ignored
+        prepared = one.backbone.preprocess(torch.from_numpy(pixels).permute(2, 0, 1))
+        found = MAPS[name](one.backbone, prepared)[0]
+        down, across = (np.linspace(-1 + 1 / n, 1 - 1 / n, n) for n in grid)
+        blob = np.exp(-2 * (down[:, None] ** 2 + across**2)).round(12)  # whose equal distances are equal
+        expected.append([roc_auc_score(inside.ravel(), values.ravel()) for values in (found.detach().numpy(), blob)])
+    scores = MapScorer(images).scores(one, name)
+    np.testing.assert_allclose(scores.raw[:, 0, 0], [auc for auc, _ in expected], atol=1e-6)
+    np.testing.assert_allclose(scores.prior[:, 0], [auc for _, auc in expected], atol=1e-6)
+    result = score_maps([one], images, map_name=name, twins=False)
+    best = np.maximum(expected, 1 - np.array(expected))[:, 0]
+    [measured] = [found for found in result.measurements if found.metric == "binary_auc" and found["map"] == name]
+    assert (measured.value, measured.n) == (pytest.approx(best.mean(), abs=1e-6), len(SHAPES))
+    assert (measured["fit"], measured["multiple"], measured["image"]) == ("whole", 8, 64)
+    assert measured.low == pytest.approx(bootstrap_mean(best).low, abs=1e-6)
 
 
 def test_scores_are_those_of_scikit_learn_on_the_same_maps() -> None:

@@ -28,7 +28,7 @@ from mixlab.analysis.figures import (
 )
 from mixlab.analysis.figures.chart import STYLE, log_axis
 from mixlab.analysis.figures.pictures import map_pictures, part_pictures, pca_pictures
-from mixlab.analysis.pca import pca_maps
+from mixlab.analysis.pca import pca_of_each
 
 STYLES = line_styles({"a": "attention", "b": "mamba2"})
 ROC = {"false_positive_rate": [0.0, 0.5, 1.0], "true_positive_rate": {"a": [0.0, 0.7, 1.0]}}
@@ -149,7 +149,7 @@ def test_pictures_have_a_cell_per_image_and_model() -> None:
     channels = part_pictures(images[0], {"a": torch.rand(3, 4, 4), "scan": torch.rand(768, 4, 4)}, "head")
     titles = [ax.get_title(loc="center") + ax.get_title(loc="left") for ax in channels.axes]
     assert len(titles) == 2 * (1 + 16 + 2) and {"head 1", "head 2", "head 48"} <= {*titles}  # all of "a"
-    components = {"a": pca_maps(torch.randn(2, 4, 4, 6))}
+    components = {"a": pca_of_each(torch.randn(2, 4, 4, 6).split(1))}
     assert len(pca_pictures(images, components).axes) == 2 * 3
 
 

@@ -211,6 +211,7 @@ def test_maps_and_components_of_several_networks_are_a_result_for_json_and_array
     assert choices.items() <= stored["protocol"].items()
     pixels = targets[0].backbone.preprocess(images.together().images)
     expected = activation_map(targets[0].backbone, pixels, "cosine", 0)
+    torch.testing.assert_close(torch.stack(result.maps["vit_tiny"]), expected)
     torch.testing.assert_close(torch.from_numpy(result.arrays["map_vit_tiny"]), expected)
     assert {name: array.shape for name, array in result.arrays.items()} == {
         "images": (3, 3, 64, 64),

@@ -76,7 +76,7 @@ def test_a_photograph_among_the_targets_is_drawn(tmp_path: Path, capsys: pytest.
     assert colours > 500, "the picture is blank"
     page = write_report([run], tmp_path / "page.html").read_text()
     assert 'aria-label="Mixing matrix of shipped/vit, head 0' in page
-    assert [m["patch"] for m in content["models"]] == [[2, 2], [2, 2]]
+    assert [m["patch"] for m in content["models"]] == [[1, 2], [1, 2]]  # of 3 x 5, in the shape of the photograph
     capsys.readouterr()
     assert main(["matrices", "shipped/vit", str(photo), *options, "--patch", "2", "0"]) == 1
     assert "--patch 2 0 lies outside of the image" in " ".join(capsys.readouterr().err.split())

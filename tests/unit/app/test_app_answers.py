@@ -12,9 +12,10 @@ from sklearn.metrics import roc_auc_score
 from mixlab.analysis.isolation import isolation_maps
 from mixlab.analysis.maps import MAPS
 from mixlab.analysis.viewed_images import ViewedImages
+from mixlab.app.jobs import Progress
 from mixlab.app.laboratory import Laboratory
-from mixlab.app.pictures import read_samples, square_mask, square_picture
-from mixlab.app.questions import MatrixQuestion, RowQuestion, RowsQuestion, encode_runs
+from mixlab.app.pictures import read_samples, seen_mask, seen_picture
+from mixlab.app.questions import MapQuestion, MatrixQuestion, RowQuestion, RowsQuestion, encode_runs
 from mixlab.backbones.backbone import Backbone
 from mixlab.backbones.zoo import create_model
 from mixlab.choices import SHOWN_FIT, Fit
@@ -38,7 +39,7 @@ def answer(address: str, kind: str, model: str, layer: int, more: dict[str, Any]
 
 
 def images(laboratory: Laboratory, backbone: Backbone) -> torch.Tensor:
-    square = square_picture(laboratory.samples[1].pixels, 64, SHOWN_FIT)
+    square = seen_picture(laboratory.samples[1].pixels, 64, SHOWN_FIT)
     return backbone.preprocess(torch.from_numpy(square).permute(2, 0, 1))
 
 
@@ -50,10 +51,22 @@ def mixing_of(laboratory: Laboratory, model: str, layer: int) -> Mixing:
 
 def test_the_page_shows_models_what_rank_and_maps_show_them(laboratory: Laboratory) -> None:
     for fit in get_args(Fit):
-        seen = ViewedImages("shapes:size=128,n=4", size=64, fit=fit, with_masks=True).together()
+        how = {"fit": fit, "multiple": 8 if fit == "whole" else None}
+        seen = ViewedImages("shapes:size=128,n=4", size=64, with_masks=True, **how).together()
         for sample, image, mask in zip(laboratory.samples, seen.images, seen.masks, strict=True):
-            np.testing.assert_array_equal(square_picture(sample.pixels, 64, fit), image.permute(1, 2, 0))
-            np.testing.assert_array_equal(square_mask(sample.mask, 64, fit), mask)
+            np.testing.assert_array_equal(seen_picture(sample.pixels, 64, fit), image.permute(1, 2, 0))
+            np.testing.assert_array_equal(seen_mask(sample.mask, 64, fit), mask)
+
+
+def test_a_network_that_takes_squares_only_says_so_and_refuses_other_shapes() -> None:
+    mixer = Target(label="mixer", backbone=create_model("timm/mixer_s16_224", img_size=64).eval())
+    samples = read_samples(["shapes:size=128,n=1"], 1)
+    own = Laboratory([mixer, SUBJECTS["dinovim_tiny"]], samples, cache_bytes=2**24)
+    assert [card.multiple for card in own.models] == [None, 8]
+    question = MapQuestion(kind="map", picture="sample-1", model="mixer", layer=0, map="norm", fit="square")
+    assert own.answer(question, samples[0], Progress())["values"].shape == (1, 4, 4)
+    with pytest.raises(ValueError, match="mixer is shown squares only; choose another fit"):
+        own.answer(question.model_copy(update={"fit": "whole"}), samples[0], Progress())
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -192,7 +205,7 @@ def test_the_first_component_is_the_one_of_a_plain_decomposition(address: str, l
 
 
 def test_scores_are_those_of_scikit_learn_at_every_layer(address: str, laboratory: Laboratory) -> None:
-    mask = square_mask(laboratory.samples[1].mask, 256, SHOWN_FIT)
+    mask = seen_mask(laboratory.samples[1].mask, 256, SHOWN_FIT)
     labels = mask.reshape(8, 32, 8, 32).mean((1, 3)) >= 0.5
     runs = encode_runs(mask)
     sweep = answer(address, "sweep", "dinovim_tiny", 0, {"mask": runs})["auc"]
@@ -210,7 +223,7 @@ def test_scores_are_those_of_scikit_learn_at_every_layer(address: str, laborator
 def test_a_head_of_the_other_direction_is_scored_by_the_map_that_both_share(
     address: str, laboratory: Laboratory
 ) -> None:
-    runs = encode_runs(square_mask(laboratory.samples[1].mask, 256, SHOWN_FIT))
+    runs = encode_runs(seen_mask(laboratory.samples[1].mask, 256, SHOWN_FIT))
     shape = answer(address, "map", "dinovim_tiny", 2, {"map": "mixing_rows"})["values"]["shape"]
     both = mixing_of(laboratory, "dinovim_tiny", 2).num_heads
     assert both == 2 * shape[0]

@@ -243,11 +243,13 @@ def test_the_part_of_an_image_that_a_fit_shows_is_said(address: str, size: tuple
     Image.fromarray(image).save(buffer, format="PNG")
     own = request(address, "POST", "/api/pictures", buffer.getvalue()).body["id"]
     fits = request(address, "GET", f"/api/pictures/{own}/fits").body
-    assert fits["squash"] == [0, 0, 1, 1]
+    assert fits["squash"] == fits["whole"] == [0, 0, 1, 1]
     for fit, part in fits.items():
         shown = request(address, "GET", f"/api/pictures/{own}?fit={fit}&size=256").body
         seen = np.asarray(Image.open(io.BytesIO(shown)))[..., :2] / 255
-        found = (*seen[128, 0, :1], seen[0, 128, 1], seen[128, -1, 0], seen[-1, 128, 1])
+        down, across = (side // 2 for side in seen.shape[:2])
+        assert down == across == 128 or (fit == "whole" and down * across == pytest.approx(128**2, rel=0.02))
+        found = (seen[down, 0, 0], seen[0, across, 1], seen[down, -1, 0], seen[-1, across, 1])
         assert part == pytest.approx(found, abs=0.02)
 
 

@@ -178,7 +178,7 @@ def test_everything_that_reads_features_works_on_it() -> None:
     mixlab.evaluate_linear_probe(model, data, mixlab.ProbeSettings(mode="cached", epochs=1))
     assert mixlab.score_maps([model], "shapes:n=2,size=32").measurements  # with its untrained twin
     found = mixlab.activation_maps([model], data)
-    assert found.components["net"].first.shape[1:] == (8, 8)
+    assert found.components["net"][0].first.shape == (1, 8, 8)
     with pytest.raises(ValueError, match="net has no mixings to look at"):
         mixlab.measure_ranks(model, data)
 

@@ -10,9 +10,11 @@ from PIL import Image
 
 from mixlab.choices import SHOWN_MAP
 from mixlab.cli import main
+from mixlab.report import write_report
 from mixlab.report.findings import read_findings
 from mixlab.report.pictures import picture_rows
 from mixlab.run import RunDirectory
+from mixlab.run.arrays import from_arrays
 
 maps = command("maps")
 
@@ -38,7 +40,7 @@ def test_networks_made_for_small_images_show_photographs_in_more_patches(tmp_pat
     conv = make_run(tmp_path / "conv", "gatedconv_tiny")  # for 64 px, in patches of 8
     found = maps([str(conv)], data="photo:cat", map="cosine")
     assert found["maps"] == {"conv": "pooled_cosine"} and found["protocol"]["image"] == 192
-    assert RunDirectory.open(conv).arrays("maps")["map_conv"].shape == (1, 24, 24)
+    assert RunDirectory.open(conv).arrays("maps")["map_conv"].shape == (1, 20, 29)  # 24 x 24 in its own shape
 
 
 def test_several_kinds_of_map_are_columns_of_one_picture(tmp_path: Path) -> None:
@@ -88,6 +90,51 @@ def test_a_photograph_is_cropped_as_knn_does_unless_it_is_to_be_squashed(tmp_pat
     run = RunDirectory.open(vit)
     for name, brightness in (("maps", 255), ("maps_2", 85)):
         assert run.arrays(name)["images"].mean() == pytest.approx(brightness, abs=3)
+
+
+def test_photographs_of_several_shapes_are_kept_drawn_and_reported_in_their_own(tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    for name, size in (("wide", (120, 60)), ("tall", (60, 120)), ("square", (80, 80))):
+        noise = np.random.default_rng(0).integers(256, size=(9, 9, 3), dtype=np.uint8)
+        Image.fromarray(noise).resize(size).save(tmp_path / "photos" / f"{name}.png")
+    vit, conv = make_run(tmp_path / "vit", "vit_tiny"), make_run(tmp_path / "conv", "gatedconv_tiny")
+    arguments = {"data": str(tmp_path / "photos"), "image": 64, "map": "cosine+norm", "run": tmp_path / "out"}
+    found = maps([str(vit), str(conv)], **arguments)
+    assert (found["protocol"]["fit"], found["protocol"]["multiple"]) == ("whole", 8)
+    run = RunDirectory.open(tmp_path / "out")
+    arrays = run.arrays("maps")  # without pickle
+    grids = {"square": (8, 8), "tall": (11, 6), "wide": (6, 11)}
+    names = [Path(name).stem for name in found["images"]]
+    assert sorted(names) == sorted(grids)
+    for place, name in enumerate(names):
+        (high, wide), image = grids[name], arrays[f"images[{place}]"]
+        assert image.shape == (3, 8 * high, 8 * wide)
+        assert arrays[f"map_vit[{place}]"].shape == (2, high, wide)
+        assert arrays[f"pca_colours_conv[{place}]"].shape == (high, wide, 3)
+        np.testing.assert_array_equal(from_arrays(arrays, "images")[place], image)
+    with Image.open(tmp_path / "out" / "figures" / "maps.png") as figure:
+        heights = sum(high / wide for high, wide in grids.values())
+        assert figure.height / figure.width == pytest.approx((1.35 * heights + 0.4) / (1.35 * 5 + 0.3), rel=0.02)
+    record = read_findings([tmp_path / "out"]).of("maps")[0]
+    page = picture_rows(record)
+    assert page["widths"] == [round(grids[name][1] / grids[name][0], 4) for name in names]
+    assert [len(row["maps"]) for row in page["rows"]] == [3] * 5
+    write_report([tmp_path / "out"], tmp_path / "page.html")
+
+
+def test_a_network_that_takes_squares_only_is_shown_them_with_a_note_or_refused(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    photo, run = tmp_path / "wide.png", tmp_path / "out"
+    Image.new("RGB", (120, 60), "red").save(photo)
+    call = ["maps", "timm/mixer_s16_224", "--data", str(photo), "--run", str(run), "--map", "norm", "--device", "cpu"]
+    with pytest.warns(UserWarning, match="timm/mixer_s16_224 takes squares only: shown with --fit square") as told:
+        assert main(call) == 0
+    assert len(told) == 1
+    capfd.readouterr()
+    assert RunDirectory.open(run).arrays("maps")["images"].shape == (1, 3, 224, 224)
+    assert main([*call, "--fit", "whole"]) == 1
+    assert "timm/mixer_s16_224 takes squares only; choose --fit square" in " ".join(capfd.readouterr().err.split())
 
 
 def test_an_unknown_map_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:

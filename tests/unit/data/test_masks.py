@@ -213,18 +213,6 @@ def test_shapes_have_masks_without_any_file():
     assert torch.equal(source.load(1).mask, Shapes(size=32, num_images=3, split="val").scene(1).foreground)
 
 
-def test_fitting_moves_image_and_mask_together(tmp_path):
-    save_mask(tmp_path / "masks" / "a.png", np.pad(np.full((10, 10), 255), ((0, 0), (10, 10))))
-    (tmp_path / "images").mkdir()
-    with Image.open(tmp_path / "masks" / "a.png") as mask:
-        mask.convert("RGB").save(tmp_path / "images" / "a.png")
-    item = parse_masks(str(tmp_path)).load(0)
-    squashed, cropped = item.fitted(15), item.fitted(8, "crop")
-    assert squashed.mask.tolist() == [[0] * 5 + [1] * 5 + [0] * 5] * 15
-    assert torch.equal(squashed.image[0] > 127, squashed.mask.bool())
-    assert cropped.mask.min() == 1 and cropped.image.min() > 240
-
-
 @pytest.mark.parametrize(
     ("name", "message"),
     [
