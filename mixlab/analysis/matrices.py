@@ -1,13 +1,14 @@
 """The mixing matrices of networks on one image, as pictures: which tokens read which."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mixlab.analysis.blocks import chunk_spans, default_chunk, off_diagonal_pairs, rank_measures
 from mixlab.analysis.exhibit import Exhibit, Picture
 from mixlab.analysis.registry import register_analysis
 from mixlab.analysis.viewed_images import ViewedImages
@@ -20,7 +21,8 @@ from mixlab.run.directory import file_name
 NUM_HEADS = 3
 _VALUES_AT_ONCE = 1 << 22  # of a matrix with its heads: bounds the working memory
 MOST_DECADES, LEAST_DECADES = 4.0, 0.5  # powers of ten from black to white
-READING = "reading_"  # before a model's name: what its patch reads
+READING, RANKS = "reading_", "ranks_"  # before a model's name: what its patch reads, and the ranks of blocks
+MOST_CHUNKS = 6  # of a matrix whose blocks have a number: more could not be read
 ABOUT = (
     "What the framed patch reads, as the mean over heads, itself left out. Then mixing matrices: a row per token that "
     "reads, a column per token that is read, in the order of the sequence. Bright is strong, on a logarithmic scale "
@@ -52,7 +54,8 @@ def draw_matrices(
     pixels, arrays, models = seen.images[:1], {"image": seen.images[0].numpy()}, []
     for target in targets:
         name = file_name(target.label)
-        about, arrays[name] = matrices_of(target, pixels, layer=layer, heads=heads)
+        about, found = matrices_of(target, pixels, layer=layer, heads=heads)
+        arrays |= {name: found.levels} if found.ranks is None else {name: found.levels, f"{RANKS}{name}": found.ranks}
         arrays[f"{READING}{name}"], cell = reading_of(target, pixels, layer=layer, patch=patch)
         models.append(about | {"patch": cell})
         if progress is not None:
@@ -91,12 +94,17 @@ def draw_matrices(
     )
 
 
+class DrawnMatrices(NamedTuple):
+    levels: NDArray[np.uint8]  # grey levels of some heads (h, L, L)
+    ranks: NDArray[np.float64] | None  # the effective rank of each of their blocks (h, n, n), NaN beyond what is read
+
+
 @torch.no_grad()
 def matrices_of(
     target: Target, pixels: Tensor, *, layer: int = -1, heads: Sequence[int] = ()
-) -> tuple[dict[str, Any], NDArray[np.uint8]]:
-    """Some heads' matrices of one image, uint8 (1, 3, H, W), as grey levels (h, L, L); what they are, and how far
-    running the mixing differs from looking at it."""
+) -> tuple[dict[str, Any], DrawnMatrices]:
+    """Some heads' matrices of one image, uint8 (1, 3, H, W); what they are, and how far running the mixing differs from
+    looking at it."""
     backbone = target.backbone
     [(number, mixing)] = backbone.mixings(backbone.preprocess(pixels), layers=[layer])
     if unknown := [head for head in heads if not 0 <= head < mixing.num_heads]:
@@ -105,24 +113,41 @@ def matrices_of(
         )
     chosen = heads or np.unique(np.linspace(0, mixing.num_heads - 1, NUM_HEADS).round().astype(int)).tolist()
     ran = mixing.apply()
-    error, strengths = 0.0, []
+    chunk = default_chunk(mixing.values.shape[2])
+    error, strengths, ranks = 0.0, [], []
     for head in chosen:
         matrix = mixing.matrix(slice(head, head + 1))[0, 0]  # (L, L)
         if not matrix.isfinite().all():
             raise InputError(f"the matrix of {target.label} holds NaN or infinity; check its weights and the image")
         looked = matrix @ mixing.values[0, head]
         error = max(error, ((ran[0, head] - looked).norm() / looked.norm().clamp(min=1e-30)).item())
-        strengths.append(matrix.abs().double().cpu())
+        exact = matrix.double().cpu()
+        strengths.append(exact.abs())
+        ranks.append(_block_ranks(exact, chunk, mixing.sides(head)))
     levels, decades = zip(*map(grey_levels, strengths), strict=True)
     about = target.describe() | {
         "layer": number,
         "heads": [*chosen],
         "num_heads": mixing.num_heads,
         "num_tokens": levels[0].shape[0],
+        "chunk": chunk,
         "decades": max(decades),
         "run_and_look_differ_by": error,
     }
-    return about, np.stack(levels)
+    known = [each for each in ranks if each is not None]
+    return about, DrawnMatrices(np.stack(levels), np.stack(known) if known else None)
+
+
+def _block_ranks(matrix: Tensor, chunk: int, sides: tuple[bool, bool]) -> NDArray[np.float64] | None:
+    spans = chunk_spans(len(matrix), chunk)
+    if len(spans) > MOST_CHUNKS:
+        return None
+    found = np.full((len(spans), len(spans)), np.nan)
+    for row, column in [(place, place) for place in range(len(spans))] + off_diagonal_pairs(len(spans), sides):
+        block = matrix[spans[row].slice, spans[column].slice]
+        shape = (block.shape[0], block.shape[1])
+        found[row, column] = rank_measures(torch.linalg.svdvals(block), shape)["effective"].item()
+    return found
 
 
 @torch.no_grad()

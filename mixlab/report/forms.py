@@ -133,6 +133,7 @@ FORMS: dict[str, dict[str, Rule]] = {
         "models.*.heads.*": COUNT,
         "models.*.num_heads": COUNT,
         "models.*.num_tokens": COUNT,
+        "models.*.chunk?": POSITIVE,
         "models.*.decades?": NUMBER,
         "models.*.patch?": ITEMS,
         "models.*.patch?.*": COUNT,

@@ -15,7 +15,7 @@ from PIL import Image
 
 from mixlab.analysis.figures import matrix_with_ranks, shrunk
 from mixlab.analysis.maps import MAPS
-from mixlab.analysis.rank import block_grid
+from mixlab.analysis.matrices import RANKS
 from mixlab.report.findings import Findings, Record
 from mixlab.run.arrays import from_arrays
 from mixlab.run.directory import file_name
@@ -77,27 +77,18 @@ def where_coloured(content: dict[str, Any]) -> str:
 
 
 def matrix_pictures(findings: Findings) -> list[dict[str, Any]]:
-    """Each model's matrices, with the ranks of their blocks where they were measured at that image size."""
-    ranks = {(record.content["subject"]["label"], record.content["image"]): record for record in findings.of("rank")}
+    """Each model's matrices, with the ranks of their blocks."""
     found = []
     for record in findings.of("matrices"):
         for model in record.content["models"]:
-            label, levels = model["label"], record.array(file_name(model["label"]))
-            rank = ranks.get((label, record.content["image"]))
-            if rank is not None and _tokens_of(rank, model["layer"]) not in (None, model["num_tokens"]):
-                rank = None  # of squares, and this image has another shape
-            blocks, chunk = (None, None) if rank is None else (rank.arrays().get("blocks"), rank.content["chunk"])
-            charts = []
-            for place, head in enumerate(model["heads"]):
-                grid = None if blocks is None else block_grid(blocks, model["layer"], head)
-                charts.append(matrix_with_ranks(label, levels[place], head, grid, chunk))
-            found.append({"model": model, "charts": charts, "record": record, "rank": rank})
+            label, name, chunk = model["label"], file_name(model["label"]), model.get("chunk")
+            levels, ranks = record.array(name), record.arrays().get(f"{RANKS}{name}")
+            charts = [
+                matrix_with_ranks(label, levels[place], head, None if ranks is None else ranks[place], chunk)
+                for place, head in enumerate(model["heads"])
+            ]
+            found.append({"model": model, "charts": charts, "record": record, "has_ranks": ranks is not None})
     return found
-
-
-def _tokens_of(rank: Record, layer: int) -> int | None:
-    """How many tokens that layer has; None where it was not measured."""
-    return next((one.get("num_tokens") for one in rank.content["layers"] if one["layer"] == layer), None)
 
 
 def dense_pictures(findings: Findings) -> list[dict[str, Any]]:

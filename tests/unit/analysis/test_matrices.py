@@ -12,7 +12,9 @@ from PIL import Image
 
 import mixlab
 from mixlab.analysis.matrices import LEAST_DECADES, MOST_DECADES, grey_levels, matrices_of, reading_of
+from mixlab.analysis.rank import block_grid, measure_ranks
 from mixlab.analysis.registry import ANALYSES
+from mixlab.analysis.viewed_images import ViewedImages
 from mixlab.cli import main
 from mixlab.errors import InputError
 from mixlab.evaluation.target import Target
@@ -41,9 +43,15 @@ def test_running_and_looking_agree_for_every_mixer(name: str) -> None:
     heads = {} if name == "gatedconv_tiny" else {"head_dim": 16}
     target = Target(label=name, backbone=mixlab.create_model(name, **SMALL, **heads).eval())
     pixels = torch.randint(256, (1, 3, 32, 32), dtype=torch.uint8)
-    about, levels = matrices_of(target, pixels, layer=0)
+    about, found = matrices_of(target, pixels, layer=0)
     assert about["run_and_look_differ_by"] < 1e-5 and about["layer"] == 0
-    assert levels.shape == (len(about["heads"]), about["num_tokens"], about["num_tokens"])
+    assert found.levels.shape == (len(about["heads"]), about["num_tokens"], about["num_tokens"])
+    images = ViewedImages([pixels[0]], size=32, fit="square")
+    measured = measure_ranks(target, images, layers=[0])
+    assert about["chunk"] == measured.protocol.chunk
+    for head, ranks in zip(about["heads"], found.ranks, strict=True):
+        expected = block_grid(measured.arrays["blocks"], 0, head)
+        assert ranks == pytest.approx(expected, rel=1e-4, nan_ok=True)
     with pytest.raises(InputError, match=f"{name} has no head 999 in layer 1; choose 0 to "):
         matrices_of(target, pixels, heads=(999,))
 

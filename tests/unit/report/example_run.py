@@ -151,10 +151,12 @@ def _pictures(run: RunDirectory, subjects: list[dict[str, Any]]) -> None:
         arrays[f"pca_colours_{name}"] = random.integers(0, 255, (2, 4, 4, 3), dtype=np.uint8)
         matrices[name] = random.integers(0, 255, (HEADS, SIDE, SIDE), dtype=np.uint8)
         matrices[f"reading_{name}"] = random.random((4, 4), dtype=np.float32)
+        matrices[f"ranks_{name}"] = np.tile([[1.5, 11.5], [2.5, np.nan]], (HEADS, 1, 1))
     maps = {"kind": "maps", "data": "shapes", "images": ["one", "two"], "layer": -1, "subjects": subjects}
     maps |= {"maps": {about["label"]: "cosine" for about in subjects}, "pca": {"fit": "image"}, "figures": []}
     run.write_result("maps", maps | {"provenance": ORIGIN}, arrays)
-    looked = {"layer": LAYERS - 1, "heads": [0, 1], "num_heads": HEADS, "num_tokens": SIDE, "patch": [1, 2]}
+    looked = {"layer": LAYERS - 1, "heads": [0, 1], "num_heads": HEADS, "num_tokens": SIDE, "chunk": CHUNK}
+    looked |= {"patch": [1, 2]}
     models = [about | looked | {"run_and_look_differ_by": 2e-7} for about in subjects]
     result = {"kind": "matrices", "image": 64, "images": ["one"], "decades": 4, "models": models}
     run.write_result("matrices", result | {"provenance": ORIGIN}, matrices)
