@@ -48,7 +48,6 @@ if TYPE_CHECKING:  # the same names once more, for editors and type checkers
     from mixlab.data.source import Source as Source
     from mixlab.errors import InputError as InputError
     from mixlab.errors import WorkError as WorkError
-    from mixlab.evaluation.classifier import load_classifier as load_classifier
     from mixlab.evaluation.detection.task import evaluate_detection as evaluate_detection
     from mixlab.evaluation.detection.task import fit_detection as fit_detection
     from mixlab.evaluation.detection.task import plan_detection as plan_detection
@@ -56,6 +55,7 @@ if TYPE_CHECKING:  # the same names once more, for editors and type checkers
     from mixlab.evaluation.in_memory import linear_probe as linear_probe
     from mixlab.evaluation.knn import evaluate_knn as evaluate_knn
     from mixlab.evaluation.methods import register_method as register_method
+    from mixlab.evaluation.own_classifier import load_classifier as load_classifier
     from mixlab.evaluation.probe.evaluate import evaluate_linear_probe as evaluate_linear_probe
     from mixlab.evaluation.robustness import evaluate_robustness as evaluate_robustness
     from mixlab.evaluation.segmentation.task import evaluate_segmentation as evaluate_segmentation
@@ -113,11 +113,11 @@ _NAMES = {
     "data.source": ["Source"],
     "data.registered": ["register_source"],
     "errors": ["InputError", "WorkError"],
-    "evaluation.classifier": ["load_classifier"],
     "evaluation.detection.task": ["evaluate_detection", "fit_detection", "plan_detection"],
     "evaluation.in_memory": ["labelled_features", "linear_probe"],
     "evaluation.knn": ["evaluate_knn"],
     "evaluation.methods": ["register_method"],
+    "evaluation.own_classifier": ["load_classifier"],
     "evaluation.probe.evaluate": ["evaluate_linear_probe"],
     "evaluation.robustness": ["evaluate_robustness"],
     "evaluation.segmentation.task": ["evaluate_segmentation", "fit_segmentation", "plan_segmentation"],

@@ -18,7 +18,7 @@ from types import FrameType
 from typing import Any
 
 from mixlab import __version__
-from mixlab.errors import InputError, MissingExtraError, WorkError, did_you_mean, naming_extras
+from mixlab.errors import InputError, MissingExtraError, WorkError, did_you_mean, is_out_of_memory, naming_extras
 from mixlab.plugins import is_ours, load_for_all, plugin_at_fault
 from mixlab.signals import STOP_SIGNALS, raising, say_stopped
 
@@ -132,9 +132,10 @@ def run_command(arguments: list[str], *, even_ignored: bool = False) -> int:
         )
         return 2
     warnings.formatwarning = plain_warning
-    from mixlab.commands.help import run_parsed
+    from mixlab.commands.help import run_parsed, what_to_make_smaller
 
     number: int | None = None
+    function: Callable[..., Any] | None = None
     try:
         with naming_extras():
             function = find_command(name)
@@ -151,7 +152,10 @@ def run_command(arguments: list[str], *, even_ignored: bool = False) -> int:
         if number is not None:  # a library turned the signal's exception into this one, or another rank left first
             say_stopped(number)
             return 128 + number
-        said = sentence_of(error) if is_for_users(error) else plugin_at_fault(error)
+        if is_out_of_memory(error):
+            said = what_to_make_smaller(error, function)
+        else:
+            said = sentence_of(error) if is_for_users(error) else plugin_at_fault(error)
         if not said or os.environ.get("MIXLAB_DEBUG") == "1":
             raise
         console.print(Text.assemble(("error:", "red"), f" {said}"))
@@ -214,10 +218,7 @@ def is_for_users(error: Exception) -> bool:
     if isinstance(error, InputError | WorkError | MissingExtraError | OSError):
         return True
     safetensors = sys.modules.get("safetensors")  # where nothing imported it, it did not fail
-    if safetensors is not None and isinstance(error, safetensors.SafetensorError):
-        return True
-    torch = sys.modules.get("torch")  # likewise
-    return torch is not None and isinstance(error, torch.OutOfMemoryError)
+    return safetensors is not None and isinstance(error, safetensors.SafetensorError)
 
 
 def sentence_of(error: Exception) -> str:

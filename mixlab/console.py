@@ -3,7 +3,7 @@
 import os
 import re
 import sys
-from typing import Any
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.text import Text
@@ -44,12 +44,16 @@ class _Plain(Console):
 console = _Plain(stderr=True, markup=False, emoji=False, highlight=False)
 
 
+def takes_colour(stream: TextIO) -> bool:
+    """Whether it is a terminal whose user wants colours and bold letters."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
 def put(line: str, *, bold: bool = False, to_stderr: bool = False) -> None:
     """Print one line of a result as it is, however long; nothing where nobody reads any more (`| head`)."""
     stream = sys.stderr if to_stderr else sys.stdout
-    coloured = bold and stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     try:
         shown = visible(line)
-        print(f"\x1b[1m{shown}\x1b[0m" if coloured else shown, file=stream, flush=True)
+        print(f"\x1b[1m{shown}\x1b[0m" if bold and takes_colour(stream) else shown, file=stream, flush=True)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

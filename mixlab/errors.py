@@ -1,5 +1,7 @@
 """What the command line prints as one sentence. Every other exception is a bug of ours and keeps its traceback."""
 
+import errno
+import re
 from collections.abc import Iterable, Iterator, Sized
 from contextlib import contextmanager
 from difflib import SequenceMatcher, get_close_matches
@@ -25,6 +27,10 @@ EXTRA_OF = {  # modules that only some commands need: pip install 'mixlab[EXTRA]
 }
 
 
+# What torch says of it: errors of the CPU's memory, of cuBLAS and of the driver are of no kind of their own.
+_NO_MEMORY = re.compile(r"out of memory|can't allocate memory|not enough memory|bad_alloc|ALLOC_FAILED", re.IGNORECASE)
+
+
 class InputError(ValueError):
     """The input cannot work: the message names the value, the rule and a way out."""
 
@@ -39,6 +45,14 @@ class WorkError(RuntimeError):
 
 class MissingExtraError(ImportError):
     """What is asked for needs a package that is not installed: the message names the extra that brings it."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory of the host or of a GPU was not enough, as Python, NumPy, torch or the system say it."""
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    said = type(error).__name__ == "OutOfMemoryError" or _NO_MEMORY.search(str(error)) is not None
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and said)
 
 
 @contextmanager
@@ -84,9 +98,10 @@ def few(names: Iterable[object], most: int = 5) -> str:
     return ", ".join(listed[:most]) + rest
 
 
-def counted(things: Sized, one: str, several: str) -> str:
-    """How many there are, with the word for one or for several."""
-    return f"1 {one}" if len(things) == 1 else f"{len(things)} {several}"
+def counted(things: int | Sized, one: str, several: str) -> str:
+    """How many there are, with the words for one or for several."""
+    number = things if isinstance(things, int) else len(things)
+    return f"{number:,} {one if number == 1 else several}"
 
 
 def short(value: object, most: int = 60) -> str:

@@ -87,6 +87,13 @@ def test_every_command_is_one_that_mixlab_knows(file: Path) -> None:
             pytest.fail(f"{file.name}: {line!r} is not understood")
 
 
+@pytest.mark.parametrize("page", ["add_a_mixer", "add_a_method", "add_a_recipe", "add_an_optimizer"])
+def test_a_page_about_plugins_has_a_command_that_takes_seconds(page: str) -> None:
+    quick = "--set steps=8 --set batch=16 --set optim.warmup_steps=0"
+    short = [" ".join(line.split()) for line in command_lines(DOCS / f"{page}.md") if "--set steps=" in line]
+    assert len(short) == 1 and quick in short[0] and "--data shapes:n=64 " in short[0]
+
+
 def test_the_commands_of_the_readme_are_ones_that_mixlab_knows() -> None:
     """`mixlab rank|maps TARGET    what they do` are two of them."""
     lines = [re.split(r" {3,}| #", line)[0] for line in command_lines(ROOT / "README.md")]

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mixlab.analysis.foreground import split_mask
-from mixlab.errors import InputError
+from mixlab.errors import InputError, check_kind
 
 Resize = Literal["mask", "map"]
 _VALUES_AT_ONCE = 1 << 18  # bounds the working memory to a few dozen MB
@@ -236,6 +236,8 @@ def _resize_maps(maps: Tensor, grid: tuple[int, int]) -> Tensor:
 
 def _checked_maps(maps: Tensor, masks: Tensor) -> Tensor:
     """The maps without gradient, in a dtype that can be sorted without merging values."""
+    for given in (maps, masks):
+        check_kind(given, Tensor, "give maps and masks as tensors")
     if maps.ndim != 3 or 0 in maps.shape[1:]:
         raise InputError(f"maps have shape {tuple(maps.shape)}; they must be (B, h, w): one map per image")
     if masks.ndim != 3 or len(maps) != len(masks):

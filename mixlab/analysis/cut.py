@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mixlab.analysis.patches import check_patches, is_on_border
+from mixlab.backbones.room import check_pairs
 
 WEAKEST = 1e-5  # what joins patches of other directions: the graph stays in one piece
 ALIKE = 1e-9  # an eigenvalue below is rounding: there is nothing to part
@@ -26,6 +27,7 @@ def cut_maps(patches: Tensor) -> Tensor:
     tensor([False,  True,  True, False])
     """
     check_patches(patches)
+    check_pairs(patches.shape[1] * patches.shape[2], patches.device)
     maps = torch.stack([_cut(image) for image in patches.detach().double().flatten(1, 2)])  # (h w)^2 numbers at a time
     maps = maps.unflatten(1, patches.shape[1:3])
     on_border, everywhere = maps[:, is_on_border(maps.shape[1:], maps.device)].mean(1), maps.mean((1, 2))

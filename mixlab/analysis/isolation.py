@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mixlab.analysis.patches import check_patches, is_on_border
+from mixlab.backbones.room import check_pairs
 
 LEAVING = 0.05  # flow from a patch of the border out of the image, as a share of its flow to all patches
 WEAKEST = 1e-4  # flow between patches of other directions: nothing is cut off
@@ -31,6 +32,7 @@ def isolation_maps(patches: Tensor) -> Tensor:
     tensor([False,  True,  True,  True])
     """
     check_patches(patches)
+    check_pairs(patches.shape[1] * patches.shape[2], patches.device)
     border = is_on_border(patches.shape[1:3], patches.device).flatten()
     maps = torch.stack([_isolation(image, border) for image in patches.detach().double().flatten(1, 2)])
     return maps.unflatten(1, patches.shape[1:3]).to(patches.dtype)

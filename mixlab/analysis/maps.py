@@ -23,7 +23,7 @@ from mixlab.analysis.pca import pca_maps
 from mixlab.backbones.backbone import Backbone, Layers, chosen_layers
 from mixlab.backbones.tokens import Features, TokenLayout
 from mixlab.backbones.wrapped import as_backbone
-from mixlab.errors import InputError, MissingPartError, did_you_mean
+from mixlab.errors import InputError, MissingPartError, check_kind, did_you_mean
 from mixlab.mixers import Grid, Mixing, SelectiveMixing, SSDMixing
 from mixlab.plugins import Registry, needed_plugins
 
@@ -224,11 +224,12 @@ def single_maps(backbone: Backbone, images: Tensor, among: Sequence[str] = ()) -
 def activation_map(backbone: Backbone, images: Tensor, name: str | None = None, layer: int = -1) -> Tensor:
     """Compute a map of images (B, 3, H, W), by name or the backbone's default: (B, [K,] h, w)."""
     backbone = as_backbone(backbone)
-    return find_map(name or default_map(backbone))(backbone, images, layer)
+    return find_map(default_map(backbone) if name is None else name)(backbone, images, layer)
 
 
 def find_map(name: str) -> MapKind:
     """A map of the table; or several that are read from features, as `cosine+pca`, stacked (B, K, h, w) in one pass."""
+    check_kind(name, str, f"name a map, such as {next(iter(MAPS))}")
     names = name.split("+")
     for part in names:
         if part not in MAPS:
@@ -249,6 +250,11 @@ def find_map(name: str) -> MapKind:
         return torch.stack(found, 1)
 
     return MapOfFeatures(f"{', '.join(names)}, (B, {len(names)}, h, w)", read)
+
+
+def compares_patches(name: str) -> bool:
+    """Whether some map of a name compares every patch of an image with every other."""
+    return bool({"cut", "isolation"} & {*name.split("+")})
 
 
 def plugins_of_maps(names: Iterable[str]) -> dict[str, Any]:

@@ -30,7 +30,7 @@ ABOUT = (
 )
 
 
-@register_analysis("matrices", data="photo", num_images=1, fit=SHOWN_FIT)
+@register_analysis("matrices", data="photo", num_images=1, fit=SHOWN_FIT, matrices=True)
 @torch.no_grad()
 def draw_matrices(
     targets: Sequence[Target],

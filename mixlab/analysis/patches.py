@@ -5,10 +5,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from mixlab.errors import InputError
+from mixlab.errors import InputError, check_kind
 
 
 def check_patches(patches: Tensor) -> None:
+    check_kind(patches, Tensor, "give the patches (B, h, w, D) of features")
+    if not patches.is_floating_point():
+        raise InputError(f"patches are {patches.dtype}; give floats")
     if patches.ndim != 4 or 0 in patches.shape:
         raise InputError(f"patches have shape {tuple(patches.shape)}; they must be (B, h, w, D) and not empty")
     if not patches.isfinite().all():

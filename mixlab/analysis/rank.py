@@ -16,6 +16,7 @@ from mixlab.analysis.distance import uniform_reach
 from mixlab.analysis.layer_ranks import BLOCK_COLUMNS, LEFT, LayerRanks, RankSettings, layer_ranks
 from mixlab.analysis.viewed_images import ViewedImages
 from mixlab.backbones.backbone import Backbone, Layers, chosen_layers
+from mixlab.backbones.room import check_room
 from mixlab.backbones.tokens import TokenLayout
 from mixlab.choices import NUM_RANKED
 from mixlab.data.given import AnyData
@@ -130,6 +131,7 @@ def measure_ranks(
     if images.view.fit == "whole":
         raise InputError("ranks are means over matrices of one size; choose fit 'square', 'crop' or 'squash'")
     wanted = chosen_layers(layers, backbone.num_layers)
+    check_room(backbone, images.view.size, pairs=wanted)
     rank, size = machine.share() if machine is not None else (0, 1)
     seen = images.together().images
     pixels, numbers = backbone.preprocess(seen)[rank::size], range(rank, len(seen), size)

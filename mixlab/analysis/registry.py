@@ -12,6 +12,7 @@ from mixlab.analysis.exhibit import Exhibit
 from mixlab.analysis.viewed_images import ViewedImages
 from mixlab.analysis.views import common_view
 from mixlab.backbones.backbone import Backbone
+from mixlab.backbones.room import check_room
 from mixlab.choices import Fit
 from mixlab.data.given import AnyData
 from mixlab.errors import InputError
@@ -33,6 +34,7 @@ class Analysis:
     num_images: int | None = 16  # evenly spaced; None: all
     fit: Fit = "crop"
     metrics: Mapping[str, Metric] = field(default_factory=dict)
+    matrices: bool = False
 
     def __post_init__(self) -> None:
         if not self.name.isidentifier():
@@ -43,6 +45,8 @@ class Analysis:
                 f"analysis {self.name} must take (targets, images, *, options with defaults), got "
                 f"{self.name}{inspect.signature(self.function)}"
             )
+        if self.matrices and "layer" not in self.parameters:
+            raise InputError(f"analysis {self.name} has matrices=True; it must then have an option layer, such as -1")
 
     @property
     def parameters(self) -> Mapping[str, inspect.Parameter]:
@@ -59,14 +63,21 @@ class Analysis:
         line = (inspect.getdoc(self.function) or self.name).split("\n\n")[0].replace("\n", " ")
         return line[:1].lower() + line[1:].rstrip(".")
 
+    def pairs(self, options: Mapping[str, Any]) -> list[int]:
+        """The layers of which it makes matrices of all tokens by all tokens, as `check_room` takes them."""
+        return [options.get("layer", self.parameters["layer"].default)] if self.matrices else []
+
     def run(
         self, targets: Target | Backbone | Sequence[Target | Backbone], images: ViewedImages | AnyData, **options: Any
     ) -> Exhibit:
         """What it finds. `images` by a name, as `--data` takes it, are seen at the size of the first network."""
         several = distinct_targets(targets)
+        pairs = self.pairs(options)
         if not isinstance(images, ViewedImages):
-            view = common_view(several, several[0].backbone.image, None, self.fit)
+            view = common_view(several, several[0].backbone.image, None, self.fit, pairs=pairs)
             images = ViewedImages(images, **view, num_images=self.num_images)
+        for target in several:
+            check_room(target.backbone, images.view.size, pairs=pairs)
         found = self.function(several, images, **options)
         if not isinstance(found, Exhibit):
             raise InputError(f"analysis {self.name} returned a {type(found).__name__}; return an Exhibit")
@@ -83,6 +94,7 @@ def register_analysis(
     num_images: int | None = 16,
     fit: Fit = "crop",
     metrics: Mapping[str, Metric] | None = None,
+    matrices: bool = False,
 ) -> Any:
     """Register a function as an analysis: `mixlab NAME TARGET ...`. NAME is the function's unless `name` is given.
 
@@ -91,13 +103,14 @@ def register_analysis(
     The function takes (targets, images, *, options with defaults); the command passes `seed` and `progress` if they are
     among them. In Python it may then be called with one backbone, and with images by name. `data`, `num_images` and
     `fit` are the defaults of the options of that name. `metrics`: those of its measurements that are not in
-    `mixlab.run.METRICS`.
+    `mixlab.run.METRICS`. `matrices`: it makes a matrix of all tokens by all tokens of its option `layer`, so images are
+    refused for which memory cannot hold one.
     """
 
     called = name if isinstance(name, str) else None
 
     def register(function: Function) -> Function:
-        made = Analysis(called or function.__name__, function, data, num_images, fit, dict(metrics or {}))
+        made = Analysis(called or function.__name__, function, data, num_images, fit, dict(metrics or {}), matrices)
         if is_ours(function):
             ANALYSES.data[made.name] = made  # ours
         else:

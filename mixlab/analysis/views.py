@@ -13,10 +13,11 @@ from PIL import Image
 from torch import Tensor
 
 from mixlab.backbones.backbone import Backbone
+from mixlab.backbones.room import check_room
 from mixlab.choices import Fit
 from mixlab.data.decode import Box, cut_middle, fit_box, load_size, to_tensor
 from mixlab.data.whole import whole_shape
-from mixlab.errors import InputError
+from mixlab.errors import InputError, is_out_of_memory
 from mixlab.evaluation.machine import CROP_SHARE
 from mixlab.evaluation.target import Target
 
@@ -79,11 +80,16 @@ class View:
         return pixels if self.fit == "whole" else cut_middle(pixels, self.size)
 
 
-def common_view(targets: Sequence[Target], size: int, fit: Fit | None, usual: Fit) -> dict[str, Any]:
+def common_view(
+    targets: Sequence[Target], size: int, fit: Fit | None, usual: Fit, *, pairs: Sequence[int] = ()
+) -> dict[str, Any]:
     """The arguments `size`, `fit` and `multiple` of what all of these networks are shown: the same pixels.
 
     Where no fit is chosen and "whole" is usual, but one of them takes squares only, it is the square, with a note.
+    What cannot fit into memory is refused, `pairs` as in `check_room`.
     """
+    for target in targets:
+        check_room(target.backbone, size, pairs=pairs)
     wanted = fit or usual
     if wanted != "whole":
         return {"size": size, "fit": wanted}
@@ -120,6 +126,8 @@ def _takes_shape(backbone: Backbone, height: int, width: int) -> bool:
     blank = torch.zeros(1, backbone.channels, height, width, device=parameter.device, dtype=parameter.dtype)
     try:
         next(iter(backbone.features(blank)))
-    except Exception:  # of as many kinds as there are networks
+    except Exception as error:  # of as many kinds as there are networks
+        if is_out_of_memory(error):
+            raise
         return False
     return True

@@ -25,6 +25,7 @@ from mixlab.app.questions import (
     ScoreQuestion,
 )
 from mixlab.app.traces import Sight, Traces
+from mixlab.backbones.room import check_room
 from mixlab.backbones.zoo import SHIPPED
 from mixlab.choices import PAGE_DATA
 from mixlab.errors import InputError, MissingPartError, check_counts
@@ -177,6 +178,8 @@ def build_laboratory(
     runs = {label: RunDirectory(place) for label, place in places.items() if place.is_dir()}
     facts = {label: run_facts(run) for label, run in runs.items()}
     sizes = {subject.label: image or shown_size(subject.backbone.image) for subject in subjects}
+    for subject in subjects:
+        check_room(subject.backbone, sizes[subject.label])
     samples = read_samples(data, num_samples)
     return Laboratory(
         subjects, samples, cache_bytes=cache_mb * 2**20, facts=facts, exhibits=run_exhibits(runs), sizes=sizes

@@ -25,7 +25,7 @@ from mixlab.app.laboratory import Laboratory
 from mixlab.app.picture_routes import MAX_PIXELS, add_pictures
 from mixlab.app.pictures import PictureStore, UnknownPictureError
 from mixlab.app.questions import SIDE, AnyQuestion, to_json
-from mixlab.errors import InputError, WorkError
+from mixlab.errors import InputError, WorkError, is_out_of_memory
 
 STATIC = Path(__file__).parent / "static"
 MEDIA_TYPES = {
@@ -213,6 +213,8 @@ def _add_errors(web: FastAPI) -> None:
     @web.exception_handler(Exception)
     async def broken(request: Request, error: Exception) -> Response:
         LOGGER.error("%s %s failed", request.method, request.url.path, exc_info=error)
+        if is_out_of_memory(error):
+            return error_response(507, "memory was not enough for this; start the page with a smaller --image")
         return error_response(500, "the server failed; its terminal shows the error")
 
     web.add_exception_handler(UnknownPictureError, said(404))

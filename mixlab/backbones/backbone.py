@@ -188,6 +188,8 @@ class Backbone(
         if images.ndim not in (3, 4) or images.shape[-3] != self.channels:
             shape = f"{self.channels}, H, W"
             raise InputError(f"preprocess takes images (B, {shape}) or ({shape}), got {tuple(images.shape)}")
+        if not images.numel():
+            raise InputError(f"preprocess takes images with pixels, got {tuple(images.shape)}")
         parameter = next(self.parameters())
         scale = torch.tensor([self.pixel_mean, self.pixel_std], device=parameter.device)[..., None, None]
         mean, std = scale if self.channels == len(self.pixel_mean) else scale.mean(1, keepdim=True)  # grey: one for all

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.export import Dim, ExportedProgram
 
 from mixlab.backbones.backbone import Backbone
+from mixlab.backbones.room import check_room
 from mixlab.backbones.timm_backbone import TimmBackbone
 from mixlab.errors import InputError, naming_extras
 from mixlab.ops.operator import operators_kept_whole
@@ -30,6 +31,7 @@ def export_onnx(model: Backbone, path: Path, *, height: int | None = None, width
         import onnxscript  # noqa: F401
     free = height is None and width is None
     height, width = height or model.image, width or model.image
+    check_room(model, min(height, width))
     images = torch.zeros(2, model.channels, height, width)
     with torch.no_grad():
         model.cpu().eval()(images[:1])  # a size that does not fit is refused here, in a sentence

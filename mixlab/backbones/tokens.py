@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.fx import wrap  # what decides by sizes, which are unknown while torch.fx traces, is one step to it
 
 from mixlab.backbones.positions import PositionResize, PositionTable, like
-from mixlab.errors import InputError
+from mixlab.errors import InputError, check_kind
 from mixlab.mixers import Grid
 from mixlab.ops.linear import PatchConv
 
@@ -262,6 +262,7 @@ def check_length(num_tokens: int, grid: Grid, num_extra: int) -> None:
 
 @wrap
 def check_images(images: Tensor, *, channels: int, patch: int, stride: int | None = None) -> None:
+    check_kind(images, Tensor, "give a batch of images, such as mixlab.preprocess(model, FILE)")
     if images.ndim != 4:
         raise InputError(f"images must be (B, {channels}, H, W), got {tuple(images.shape)}")
     batch, found, height, width = images.shape

@@ -1,22 +1,25 @@
-"""Our backbones under the words of transformers: `AutoModel` and `AutoBackbone` read a folder that we wrote.
+"""Our backbones under the words of transformers: `AutoModel` and `MixlabBackbone` read a folder that we wrote.
 
     mixlab.register_with_transformers()                   # once per process
     AutoModel.from_pretrained("folder")(pixel_values=images).pooler_output
+    MixlabBackbone.from_pretrained("folder", out_indices=[3, 7, 11])(pixel_values=images).feature_maps
 
-`AutoBackbone.from_pretrained` of transformers 5 looks for names on the hub alone: of a local folder, take
-`MixlabBackbone.from_pretrained(folder, out_indices=[3, 7, 11])`.
+`AutoBackbone.from_pretrained` of transformers 5 looks for names on the hub alone, never for a folder.
 
 The folder has `config.json`, `model.safetensors`, `preprocessor_config.json` and a model card, and no code. What is
 built is decided here, from the architecture in `config.json`, checked as that of any file of ours: `trust_remote_code`
 is not needed, and nothing that is loaded is executed.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 from transformers import AutoBackbone, AutoConfig, AutoModel, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import BackboneOutput, BaseModelOutputWithPooling
+from transformers.utils import logging
 
 from mixlab.backbones.backbone import Backbone
 from mixlab.backbones.weights import build_architecture
@@ -46,6 +49,11 @@ from transformers import AutoImageProcessor, AutoModel
 mixlab.register_with_transformers()  # no code comes with these files
 model = AutoModel.from_pretrained("...")  # this folder
 model(pixel_values=images).pooler_output  # (B, {dim})
+
+from mixlab.backbones.transformers_models import MixlabBackbone  # AutoBackbone reads no folders
+
+backbone = MixlabBackbone.from_pretrained("...", out_indices={layers})
+backbone(pixel_values=images).feature_maps  # of these layers, (B, D, h, w) each
 ```
 
 `mixlab.Backbone.from_pretrained` reads the folder of `Backbone.save_pretrained` instead; both hold the same weights.
@@ -148,11 +156,24 @@ class MixlabBackbone(BackboneMixin, MixlabPreTrainedModel):
         return result if return_dict is not False else result.to_tuple()
 
 
+@contextmanager
+def _without_bars() -> Iterator[None]:
+    """Progress bars of transformers, which come into logs too, are off within."""
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
 def export_transformers(backbone: Backbone, folder: Path) -> None:
     """Write what `AutoModel.from_pretrained(folder)` reads."""
     model = MixlabModel(MixlabConfig.of(backbone))
     model.backbone.load_state_dict(backbone.state_dict())
-    model.save_pretrained(folder)
+    with _without_bars():
+        model.save_pretrained(folder)
     size = {"height": backbone.image, "width": backbone.image}
     write_json(
         folder / "preprocessor_config.json",
@@ -169,6 +190,7 @@ def export_transformers(backbone: Backbone, folder: Path) -> None:
         },
     )
     about = {"family": backbone.family, "image": backbone.image, "dim": backbone.dim}
+    about["layers"] = sorted({backbone.num_layers // 2, backbone.num_layers - 1})
     text = CARD.format(name=backbone.name, parameters=backbone.num_parameters / 1e6, **about)
     (folder / "README.md").write_text(text, encoding="utf-8")
 

@@ -21,7 +21,7 @@ from mixlab.backbones.tokens import TokenLayout
 from mixlab.backbones.visual_mambas import VISUAL_MAMBAS
 from mixlab.backbones.weights import load_weights, model_from_file
 from mixlab.data.source_names import nearest_place
-from mixlab.errors import InputError, did_you_mean
+from mixlab.errors import InputError, check_kind, did_you_mean
 from mixlab.mixers import MIXERS, AttentionConfig, GatedConvConfig, LinearAttentionConfig, Mamba2Config, MixerConfig
 from mixlab.plugins import Registry, is_ours
 from mixlab.run.codec import check_values, to_json
@@ -138,6 +138,7 @@ def _check_name(name: str) -> None:
 
 def list_models(pattern: str = "*") -> list[str]:
     """Names of zoo models that match a shell pattern; patterns that begin with `timm/` list timm's models."""
+    check_kind(pattern, str, "give a shell pattern, such as 'vit_*'")
     known = (f"timm/{name}" for name in timm_names()) if pattern.startswith("timm/") else ZOO
     return [name for name in known if fnmatch(name, pattern)]
 
@@ -150,6 +151,7 @@ def create_model(
     `weights` is a file of `save_weights`, or a released checkpoint that `load_weights` knows; FILE::PART or
     `checkpoint_key` chooses among its models. `shipped/NAME` has its own weights.
     """
+    check_kind(name, str, "give the name of a model, such as 'vit_tiny'; mixlab.list_models() knows all")
     if name.startswith("shipped/"):
         if weights is not None or fields:
             raise InputError(f"{name} comes with its weights and its shape; leave out weights and fields")

@@ -76,7 +76,7 @@ def run_analysis(analysis: Analysis, on: ViewedTargets, answer: Answer, options:
             return {}
         loaded = on.load(machine.world.device)
         size, number = on.image or loaded[0].backbone.image, on.num_images or analysis.num_images
-        view = common_view(loaded, size, on.fit, analysis.fit)
+        view = common_view(loaded, size, on.fit, analysis.fit, pairs=analysis.pairs(options))
         images = ViewedImages(data, **view, num_images=number, workers=machine.workers)
         directory = on.open_run()
         with progress_bar(analysis.name, len(loaded)) as step:

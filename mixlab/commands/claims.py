@@ -11,6 +11,7 @@ import tyro
 from mixlab.commands.answer import WideAnswer
 from mixlab.commands.options import Flat
 from mixlab.commands.output import progress_bar
+from mixlab.errors import counted
 from mixlab.run import RunDirectory, provenance
 from mixlab.statistics import with_interval
 
@@ -81,8 +82,9 @@ def _differing(entry: Entry, alone: dict[int | str, dict[str, Status]]) -> dict[
 def _print(
     answer: WideAnswer, entries: list[Entry], evidence: Evidence, alone: dict[int | str, dict[str, Status]]
 ) -> None:
-    num = evidence.num_runs
-    title = f"Claims of the papers against {len(evidence.measurements)} measurements of {num} run{'s' * (num != 1)}"
+    measured = counted(evidence.measurements, "measurement", "measurements")
+    runs = counted(evidence.num_runs, "run", "runs")
+    title = f"Claims of the papers against {measured} of {runs}"
     columns = ("claim", "verdict", "statement", "measured here", "paper", "place", "kind", "scale", "note", "alone")
     rows = []
     for entry in entries:

@@ -9,6 +9,7 @@ from mixlab.commands.dense_task import train_or_evaluate
 from mixlab.commands.options import DenseTarget, Flat
 from mixlab.commands.output import drawing, is_first, percent, percent_interval
 from mixlab.console import console
+from mixlab.errors import counted
 from mixlab.run import RunDirectory, provenance
 from mixlab.run.files import write_atomically
 
@@ -61,7 +62,8 @@ def detect(
             (kind, ap, percent_interval(dict(zip(("low", "high"), ends, strict=True))) if ends else "", *others)
         )
     title = "Cascade Mask R-CNN" if content["head"] == "cascade" else "Mask R-CNN"
-    about = f"n = {content['n']} images, {content['num_objects']} objects"
+    seen, objects = counted(content["n"], "image", "images"), counted(content["num_objects"], "object", "objects")
+    about = f"n = {seen}, {objects}"
     columns = ("%", "AP", "95 %", *NAMES[1:])
     answer.table(f"{title} with {content['model']} on {content['data']}, {about}", columns, rows)
     console.print(f"results in {folder.path}, COCO's results file in {answers}")

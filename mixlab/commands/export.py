@@ -40,7 +40,7 @@ def export(
             timm/NAME.
         out: the file to write; its suffix, .safetensors or .onnx, chooses the format. For transformers, a folder.
         format: safetensors (mixlab's own, with the architecture inside), onnx (needs the extra `mixlab[onnx]`), or
-            transformers (a folder for AutoModel and AutoBackbone, needs `mixlab[transformers]`).
+            transformers (a folder for AutoModel, needs `mixlab[transformers]`).
         weights: a weight file, if TARGET is a zoo model or timm/NAME (FILE::PART chooses a model in it, such as
             teacher); without it the backbone is untrained.
         half: for safetensors: store matrices in 16 bits, half the size.

@@ -3,10 +3,11 @@
 import inspect
 import re
 import shutil
+import sys
 import textwrap
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import is_dataclass, replace
+from dataclasses import fields, is_dataclass, replace
 from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
@@ -20,8 +21,9 @@ from tyro.constructors import (
     StructTypeInfo,
 )
 
-from mixlab.console import put
+from mixlab.console import put, takes_colour
 from mixlab.plugins import REGISTRIES
+from mixlab.run.disk import in_units
 
 NONE = ["None"]  # may still be written out
 WIDEST = 100  # columns of a sentence
@@ -36,6 +38,8 @@ def run_parsed(function: Callable[..., Any], name: str, arguments: Sequence[str]
         width = min(shutil.get_terminal_size().columns, WIDEST)
         parts = said.partition("\nArgs:\n")[0].strip().split("\n\n")
         put("\n\n".join(textwrap.fill(part, width) for part in parts) + "\n")
+        arguments = ["--help"]  # tyro leaves out of the help what was given
+    tyro._experimental_options["ansi_codes"] = takes_colour(sys.stdout if is_help else sys.stderr)
 
     def command(**given: Any) -> Any:
         for options in given.values():
@@ -53,6 +57,28 @@ def run_parsed(function: Callable[..., Any], name: str, arguments: Sequence[str]
     command.__doc__ = with_plugins(re.sub(r"\n {8,}", " ", said))  # an option's lines are one sentence
     with suppress(BrokenPipeError) if is_help else nullcontext():  # `| head`
         tyro.cli(command, prog=f"mixlab {name}", description="", args=arguments, registry=registry)
+
+
+SMALLER = {  # what memory depends on, by the option that a command has for it
+    "image": "smaller images (--image)",
+    "batch": "smaller batches (--batch)",
+    "set": "smaller batches (--set batch=N) or more passes for each (--set accumulate=N)",
+    "num_images": "fewer images (--num-images)",
+    "workers": "fewer processes that read data (--workers)",
+}
+
+
+def what_to_make_smaller(error: BaseException, function: Callable[..., Any] | None) -> str:
+    """A sentence in place of what torch and others say where memory is not enough."""
+    names: set[str] = set()
+    for name, hint in get_type_hints(function).items() if function else ():
+        names |= {part.name for part in fields(hint)} if is_dataclass(hint) else {name}
+    ways = [way for name, way in SMALLER.items() if name in names] or ["a smaller task"]
+    asked = re.search(r"allocate ([\d.]+) (\w+)", str(error))
+    wanted = ""
+    if asked:
+        wanted = f": {in_units(int(asked[1])) if asked[2] == 'bytes' else ' '.join(asked.groups())} more were needed"
+    return f"memory is not enough{wanted}; use {', '.join(ways)}, or a machine with more memory"
 
 
 def with_plugins(said: str) -> str:

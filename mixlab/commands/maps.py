@@ -53,7 +53,7 @@ def maps(
     """
     from mixlab.analysis.activation_maps import activation_maps
     from mixlab.analysis.figures import save_figure
-    from mixlab.analysis.maps import find_map
+    from mixlab.analysis.maps import compares_patches, find_map
     from mixlab.analysis.viewed_images import ViewedImages, shown_size
     from mixlab.analysis.views import common_view
     from mixlab.data.source_names import is_drawn
@@ -67,7 +67,7 @@ def maps(
         loaded = on.load(machine.world.device)
         made_for = loaded[0].backbone.image
         size = on.image or (made_for if is_drawn(on.data) else shown_size(made_for))
-        view = common_view(loaded, size, fit, SHOWN_FIT)
+        view = common_view(loaded, size, fit, SHOWN_FIT, pairs=[layer] if compares_patches(map) else ())
         images = ViewedImages(on.data, **view, num_images=num_images, workers=machine.workers)
         directory = on.open_run()
         with progress_bar("maps", len(loaded)) as step:

@@ -11,7 +11,7 @@ from mixlab.commands.answer import WideAnswer
 from mixlab.commands.options import Flat, SeveralTargets
 from mixlab.commands.output import drawing, evaluation_machine, print_left_out
 from mixlab.console import console
-from mixlab.errors import check_counts
+from mixlab.errors import check_counts, counted
 from mixlab.run import RunDirectory, provenance
 from mixlab.run.directory import file_name
 
@@ -179,7 +179,7 @@ def _draw(directory: RunDirectory, found: dict[str, RankResult], contents: dict[
         charts[f"{name}_blocks"] = [figures.block_ranks(result.subject.label, result.arrays["blocks"], layer)]
     for name, chart in charts.items():
         figures.save_charts(chart, directory.figure_path(f"{name}.svg"))
-    console.print(f"{len(charts)} figures in {directory.path / 'figures'}")
+    console.print(f"{counted(charts, 'figure', 'figures')} in {directory.path / 'figures'}")
 
 
 def _joined(names: list[str]) -> str:

@@ -1,5 +1,6 @@
 """`mixlab report`: run directories as one page."""
 
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,7 +10,7 @@ from mixlab.commands.answer import Answer
 from mixlab.commands.options import Flat
 from mixlab.commands.output import warn
 from mixlab.console import console
-from mixlab.errors import InputError
+from mixlab.errors import InputError, WorkError
 from mixlab.run import UNTRAINED, find_runs, provenance
 from mixlab.run.archive import PUBLISHED_RUNS
 from mixlab.run.disk import in_units
@@ -67,17 +68,27 @@ def _with_results(places: list[Path]) -> list[Path]:
 
 
 def measure_costs(places: list[Path]) -> None:
-    """Size and speed of the exported backbones that have no results/cost.json yet; one that cannot be read is named."""
+    """Size and speed of the exported backbones that have no results/cost.json yet; those that cannot be read, or stored
+    in their runs, are named."""
     from mixlab.analysis.cost import measure_cost
     from mixlab.evaluation.target import load_target
 
+    without = "is reported without its size and speed"
     for run in find_runs(place for place in places if place.is_dir()):
         is_whole = (run.path / "weights.safetensors").is_file() and (run.path / "config.json").is_file()
-        if is_whole and run.path.name != UNTRAINED and not run.file_of("cost").is_file():
-            console.print(f"measuring {run.path}")
-            try:
-                result = measure_cost(load_target(str(run.path), device="cpu"))
-            except InputError as error:  # such as a backbone of a plugin that is not loaded
-                warn(f"{run.path} is reported without its size and speed: {error}")
-                continue
+        if not is_whole or run.path.name == UNTRAINED or run.file_of("cost").is_file():
+            continue
+        folder = run.path / "results"
+        if not os.access(folder if folder.is_dir() else run.path, os.W_OK):
+            warn(f"{run.path} {without}: it cannot be written to, so they are not measured")
+            continue
+        console.print(f"measuring {run.path}")
+        try:
+            result = measure_cost(load_target(str(run.path), device="cpu"))
             run.write_result("cost", result | {"provenance": provenance(device="cpu")})
+        except (
+            InputError,
+            WorkError,
+            OSError,
+        ) as error:  # such as of a plugin that is not loaded, or a full disk
+            warn(f"{run.path} {without}: {error}")

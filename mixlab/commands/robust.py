@@ -19,6 +19,7 @@ from mixlab.run import RunDirectory, provenance
 from mixlab.run.directory import file_name
 
 if TYPE_CHECKING:
+    from mixlab.evaluation.classifier import NamedClassifier
     from mixlab.evaluation.robustness import RobustnessResult
     from mixlab.evaluation.shifts import ShiftResult
 
@@ -41,14 +42,15 @@ def robust(
     """Evaluate a classifier on ImageNet-V2, Sketch, A, R, ReaL and plain validation, or on corrupted validation
     images: grey, blurred, noisy, pale, edges. Works under torchrun.
 
-    TARGET is a run with a probe or a classifier, a zoo model with --head or with released --weights that include a
+    TARGET is a run with a classifier or a probe, a zoo model with --head or with released --weights that include a
     classifier, or timm/NAME with timm's own classifier.
 
     Args:
         data: a folder with the sets under their released names, or NAME=FOLDER for each set; NAME: val, v2-mf, v2-t07,
             v2-ti, sketch, a, r or real.
         shifts: images to corrupt, of the classifier's classes: a folder (its val/), shapes or wds:PATTERN.
-        head: a probe of `mixlab probe`, or a released probe checkpoint; default: the run's own, or one in --run.
+        head: a run's classifier.safetensors, a probe of `mixlab probe`, or a released probe checkpoint; default: the
+            classifier that the network was trained with, else the run's own probe, or one in --run.
         limit: maximum number of images of each set, evenly spaced.
         shard: I/N evaluates every N-th image, starting at the I-th; the results are joined when all N parts are in the
             run.
@@ -59,9 +61,11 @@ def robust(
         workers: data loading processes per rank; default: this rank's cores, less one.
     """
     from mixlab.data.images import parse_source
-    from mixlab.evaluation.classifier import load_classifier
+    from mixlab.evaluation.classifier import TRAINED
+    from mixlab.evaluation.own_classifier import load_classifier, own_probe
     from mixlab.evaluation.robustness import evaluate_robustness
     from mixlab.evaluation.shifts import evaluate_shifts
+    from mixlab.evaluation.target import split_target
     from mixlab.training.distributed import once_per_machine, only_first
 
     if not data and shifts is None:
@@ -93,6 +97,8 @@ def robust(
             on_changed = evaluate_shifts(classifier, changed, name=str(shifts), **options)
         if not machine.world.is_first:
             return {}
+    if head is None and classifier.kind == TRAINED and (probe := own_probe(Path(split_target(on.target)[0]))):
+        console.print(f"this run also has a probe: --head {probe}")
     origin, label = {"provenance": provenance(device=str(machine.world.device))}, file_name(classifier.label)
     result: dict[str, Any] = {}
     if folders:
@@ -101,7 +107,10 @@ def robust(
             on_sets = _joined(on_sets, directory)
         result = on_sets.to_json() | origin
         if on_sets.num_parts > 1:
-            console.print(f"part {part} of {num_parts} is in {directory.path}; the table is printed with the last part")
+            console.print(
+                f"part {part} of {num_parts} is in {directory.path} (classifier: {classifier.origin}); the table is "
+                "printed with the last part"
+            )
             return answer.emit(result)
         directory.write(f"robust_{label}", result)
         _print_sets(answer, on_sets)
@@ -109,7 +118,7 @@ def robust(
         own = on_changed.to_json() | origin
         directory.write(f"shifts_{label}", own)
         result = result | own | {"measurements": result.get("measurements", []) + own["measurements"]}
-        _print_shifts(answer, on_changed, f"{classifier.label} on {shifts}, corrupted")
+        _print_shifts(answer, on_changed, str(shifts))
     console.print(f"results in {directory.path}")
     return answer.emit(result)
 
@@ -160,16 +169,21 @@ def _print_sets(answer: Answer, found: RobustnessResult) -> None:
         columns.append("paper %")
         for line, row in zip(rows, sets.values(), strict=True):
             line.append(percent(row["paper"]))
-    answer.table(f"{found.classifier.label} on ImageNet's shifted sets", columns, rows)
+    answer.table(_title(found.classifier, "ImageNet's shifted sets"), columns, rows)
     for score in found.scores.values():
         for note in score.notes():
             warn(note)
 
 
-def _print_shifts(answer: Answer, found: ShiftResult, title: str) -> None:
+def _title(classifier: NamedClassifier, images: str) -> str:
+    """A network may have several classifiers: which of them was scored, and on what."""
+    return f"{classifier.label} on {images}; classifier: {classifier.origin}"
+
+
+def _print_shifts(answer: Answer, found: ShiftResult, images: str) -> None:
     shifts = found.to_json()["shifts"]
     rows = [(name, percent(row["top1"]), percent_interval(row), row["n"]) for name, row in shifts.items()]
-    answer.table(title, ("images", "top-1 %", "95 %", "n"), rows)
+    answer.table(_title(found.classifier, f"{images}, corrupted"), ("images", "top-1 %", "95 %", "n"), rows)
     if unreadable := found.scores.unreadable:
         number = len(found.scores.numbers) + len(unreadable)
         warn(f"{len(unreadable)} of the {number} images cannot be read: {few(unreadable)}")

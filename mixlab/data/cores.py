@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from .cgroups import PROC, ROOT, cgroup_folders
+
 _V1_PERIOD = "cpu.cfs_period_us"
 _V1_QUOTA = "cpu.cfs_quota_us"  # -1: none
 
@@ -56,26 +58,11 @@ def num_cores() -> int:
     return max(1, own.count if own.quota is None else min(own.count, int(own.quota)))
 
 
-def cgroup_quota(
-    proc: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")
-) -> tuple[float | None, str]:
+def cgroup_quota(proc: Path = PROC, root: Path = ROOT) -> tuple[float | None, str]:
     """The smallest quota of this process's cgroup and those around it, in cores, and which one has it."""
-    try:
-        lines = [line.split(":", 2) for line in proc.read_text().splitlines()]
-    except OSError:
-        return None, ""
-    found: list[tuple[float, str]] = []
-    for _, controllers, path in lines:
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        places = [root / controllers, root / "cpu"] if controllers else [root]
-        for place in places:
-            group = place / path.strip("/")
-            for folder in (group, *group.parents):
-                if (quota := _quota_of(folder)) is not None:
-                    found.append((quota, str(folder)))
-                if folder == place:
-                    break
+    found = [
+        (quota, str(folder)) for folder in cgroup_folders("cpu", proc, root) if (quota := _quota_of(folder)) is not None
+    ]
     return min(found, default=(None, ""))
 
 

@@ -16,7 +16,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from mixlab.errors import InputError
+from mixlab.errors import InputError, short
 
 from .packed import PackedImages, pack_images, to_device
 from .transforms import JITTER, blur, resize_box, resize_boxes, solarise, to_grey, whole_boxes
@@ -174,6 +174,8 @@ class MultiCrop:
     """Crops of several kinds; those of one size are returned together, so that a network takes them in one pass."""
 
     def __init__(self, kinds: Sequence[CropKind]) -> None:
+        if not isinstance(kinds, Sequence) or not all(isinstance(kind, CropKind) for kind in kinds):
+            raise InputError(f"{short(kinds)} are no kinds of view; give for example dino_crops()")
         if not kinds:
             raise InputError("no kinds of view; give for example dino_crops()")
         self.kinds = tuple(kinds)

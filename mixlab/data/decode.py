@@ -214,6 +214,8 @@ def fit_box(image: tuple[int, int], fit: str, size: int) -> Box:
     if size < 1:
         raise InputError(f"an image of {size} px does not exist; give a size of at least 1")
     width, height = image
+    if not width or not height:
+        raise InputError(f"an image of {width} x {height} pixels has nothing to show; give one of at least 1 x 1")
     if fit == "squash":
         return (0.0, 0.0, float(width), float(height))
     if fit in ("crop", "square"):

@@ -69,7 +69,7 @@ class LabelledSplits:
         found = []
         if self.unknown:
             number, classes = sum(self.unknown.values()), counted(self.unknown, "unknown class", "unknown classes")
-            images = "1 image is" if number == 1 else f"{number} images are"
+            images = counted(number, "image is", "images are")
             found.append(f"{images} left out, of {classes}: {few(self.unknown)}")
         if self.absent:
             absent = counted(self.absent, "class has", "classes have")

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from mixlab.errors import InputError, few
+from mixlab.errors import InputError, counted, few
 
 from .coco import CocoSource
 from .decode import (
@@ -251,7 +251,8 @@ class ShapesMasks(MaskSource):
 def unpaired_note(source: Source[Any]) -> str | None:
     """A sentence about the files that are left out because their image or mask is missing, or None."""
     lost = source.unpaired
-    return f"{len(lost)} files have no counterpart of the same name and are left out: {few(lost)}" if lost else None
+    files, are = counted(lost, "file has", "files have"), "is" if len(lost) == 1 else "are"
+    return f"{files} no counterpart of the same name and {are} left out: {few(lost)}" if lost else None
 
 
 def _by_stem(folder: Path) -> tuple[dict[str, str], list[str]]:

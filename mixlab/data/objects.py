@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mixlab.errors import InputError, few
+from mixlab.errors import InputError, counted, few
 
 from .coco import (
     CocoImage,
@@ -221,8 +221,8 @@ def parse_objects(name: Data, *, split: str = "train", keep_empty: bool = True) 
     lost = [image.name for image in empty if any(not entry.get("iscrowd") for entry in image.annotations())]
     if lost:
         warnings.warn(
-            f"{name}: {len(lost)} images are left out, as all their objects are thinner than a pixel or have no mask: "
-            f"{few(lost)}",
+            f"{name}: {counted(lost, 'image is', 'images are')} left out, as all their objects are thinner than a "
+            f"pixel or have no mask: {few(lost)}",
             stacklevel=2,
         )
     return source if len(full) == len(source) else Subset(source, full)

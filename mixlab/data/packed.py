@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from mixlab.errors import InputError
+from mixlab.errors import InputError, check_kind
 
 from .decode import Reduction
 from .loader import BatchLoader, SampleReader
@@ -55,6 +55,12 @@ class PackedImages(NamedTuple):
 
 def pack_images(images: Sequence[Tensor] | Tensor) -> PackedImages:
     """Pack images uint8 (3, H, W) of any sizes, or a batch (B, 3, H, W), on any device."""
+    one_by_one = [images] if isinstance(images, Tensor) else images
+    check_kind(one_by_one, Sequence, "give images as tensors (3, H, W), or a batch (B, 3, H, W)")
+    for each in one_by_one:
+        check_kind(each, Tensor, "give images as tensors (3, H, W), or a batch (B, 3, H, W)")
+        if each.ndim != (4 if isinstance(images, Tensor) else 3) or each.shape[-3] != 3:
+            raise InputError(f"an image has the shape {tuple(each.shape)}; give (3, H, W), or a batch (B, 3, H, W)")
     if isinstance(images, Tensor):
         number, _, height, width = images.shape
         starts = torch.arange(number) * (3 * height * width)

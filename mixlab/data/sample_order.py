@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from mixlab.errors import InputError
+from mixlab.errors import InputError, counted
 
 LARGE = 2**24  # images: their permutation would take 128 MB on every rank, and seconds at every epoch
 _ROUNDS = 6
@@ -46,7 +46,8 @@ class SampleOrder:
             raise InputError(f"rank {self.rank} does not exist among {self.world_size}; ranks count from 0")
         if self.drop_last and self.num_images < self.global_batch:
             raise InputError(
-                f"{self.num_images} images are fewer than one global batch of {self.global_batch}; "
+                f"{counted(self.num_images, 'image is less', 'images are fewer')} than one global batch of "
+                f"{self.global_batch}; "
                 f"use a batch of at most {self.num_images // self.world_size} on each of {self.world_size} ranks"
             )
 

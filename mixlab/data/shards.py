@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mixlab.errors import InputError, WorkError, few
+from mixlab.errors import InputError, WorkError, counted, few
 from mixlab.signals import obey_parent_alone
 
 from .cores import num_cores
@@ -65,8 +65,8 @@ class TarShards(ImageSource):
             raise FileNotFoundError(f"wds:{pattern} holds no images; a sample needs a file such as 000001.jpg")
         if self.unpaired:
             warnings.warn(
-                f"wds:{pattern}: {len(self.unpaired)} samples have no image, or a second file of the same name; these "
-                f"are left out: {few(self.unpaired)}",
+                f"wds:{pattern}: {counted(self.unpaired, 'sample has', 'samples have')} no image, or a second file of "
+                f"the same name, and {'is' if len(self.unpaired) == 1 else 'are'} left out: {few(self.unpaired)}",
                 stacklevel=2,
             )
         self.classes = tuple(str(number) for number in range(max(index.last_label for index in self._indexes) + 1))

@@ -91,7 +91,11 @@ def write_accuracy(trainer: Trainer) -> None:
         "measurements": [measurement.to_json()],
         "provenance": provenance(seed=config.seed, device=str(world.device)),
     }
-    trainer.folder.write("accuracy", result)
+    name, shown = trainer.folder.write("accuracy", result), found.estimate
+    trainer.progress.say(
+        f"accuracy {shown.value:.4g} [{shown.low:.4g}, {shown.high:.4g}] on {found.n:,} validation images, in "
+        f"{trainer.folder.path / 'results' / name}.json"
+    )
 
 
 @torch.no_grad()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -18,19 +17,14 @@ from torch import Tensor, nn
 from mixlab.backbones.backbone import Backbone
 from mixlab.backbones.meta import without_storage
 from mixlab.backbones.timm_models import not_downloaded
-from mixlab.backbones.weights.formats import recognise
 from mixlab.backbones.weights.reading import WeightsError, read_weights
 from mixlab.backbones.zoo import create_model
-from mixlab.choices import OUTPUT
-from mixlab.data.imagenet_labels import imagenet_classes
 from mixlab.errors import InputError, check_kind
-from mixlab.evaluation.features import FeaturePlan, HeadInput
+from mixlab.evaluation.features import FeaturePlan
 from mixlab.evaluation.machine import CentreView
-from mixlab.evaluation.probe_head import ProbeHead, load_head
-from mixlab.evaluation.target import Target, as_target, load_target, network_digest, split_target, weights_checksum
-from mixlab.run import RunDirectory, Subject
-from mixlab.run.files import read_json
-from mixlab.training.distributed import choose_device
+from mixlab.evaluation.probe_head import ProbeHead
+from mixlab.evaluation.target import Target, weights_checksum
+from mixlab.run import Subject
 
 TRAINED, RELEASED_WITH = "trained with it", "its own"  # kinds of classifiers that are no probes
 PROBE = "best_head.safetensors from evaluate_linear_probe(backbone, data, folder=...)"
@@ -69,10 +63,14 @@ class NamedClassifier:
         self.network.to(device).eval()
         return self
 
+    @property
+    def origin(self) -> str:
+        """Which of the classifiers that a network may have: "trained with it", "its own", or a probe and its input."""
+        return ", ".join(filter(None, (self.kind, self.head)))
+
     def describe(self) -> dict[str, Any]:
         """What a result says of it, as JSON."""
-        about = {"seed": self.seed, "classifier": ", ".join(filter(None, (self.kind, self.head)))}
-        return asdict(self.subject) | about
+        return asdict(self.subject) | {"seed": self.seed, "classifier": self.origin}
 
 
 def check_classifier(given: object) -> None:
@@ -191,101 +189,6 @@ def _family_of(name: str) -> str:
     """The kind of mixer of a network of timm."""
     with without_storage():
         return create_model(f"timm/{name}").family
-
-
-def own_probe(run: Path, of: Backbone | None = None) -> Path | None:
-    """The best head of a run's own probe: one with all labels before few, augmented before cached, one of more epochs
-    before one of fewer, the first of equals. With `of`, only probes of that network.
-
-    Probes under other names than "probe" (and probe_2, ..., with other settings) are asked for by their file.
-    """
-    network = network_digest(of) if of is not None else None
-
-    def fits(file: Path) -> bool:
-        settings = file.with_name("settings.json")
-        named = re.fullmatch(r"probe(_\d+)?", file.parents[1].name) is not None
-        return named and (network is None or (settings.is_file() and read_json(settings).get("network") == network))
-
-    def order(file: Path) -> tuple[float, bool, int, int, str]:
-        about = read_json(file.with_suffix(".json")) if file.with_suffix(".json").is_file() else {}
-        name, labels, epochs = file.parents[1].name, about.get("label_share", 1.0), about.get("epochs", 0)
-        return -labels, about.get("mode") != "augmented", -epochs, len(name), name
-
-    return min(filter(fits, run.glob("probe*/*/best_head.safetensors")), key=order, default=None)
-
-
-def load_classifier(
-    text: str | Path | Target | Backbone,
-    *,
-    head: str | Path | None = None,
-    weights: str | None = None,
-    training: str | None = None,
-    image: int | None = None,
-    crop_share: float | None = None,
-    device: str | torch.device | None = "auto",
-    results: Path | None = None,
-) -> NamedClassifier:
-    """The classifier of a TARGET: the probe in the file `head`, the run's own probe, the classifier that it was trained
-    with or that its released weights include, or timm's own. `results` is a directory that may hold a probe of a TARGET
-    which has none of its own. In place of a TARGET, it takes a network in memory and the probe in `head`."""
-
-    def probed(target: Target, file: str | Path) -> NamedClassifier:
-        probe, backbone = load_head(file, target.backbone), target.backbone
-        size = image or int(probe.about.get("image", backbone.image))
-        share = crop_share or float(probe.about.get("crop_share", backbone.crop_share))
-        return probe_classifier(target, probe, view=CentreView(size, share))
-
-    if not isinstance(text, str | Path):
-        target = as_target(text)
-        if head is None:
-            raise InputError(f"{target.label} has no classifier: give head=FILE, {PROBE}")
-        return probed(target, head)
-    name, label = split_target(text)
-
-    def from_timm(model: str) -> NamedClassifier:
-        found = timm_classifier(
-            model, weights=weights, image=image, crop_share=crop_share, label=label or None, training=training
-        )
-        return found.to(choose_device(str(device) if device is not None else None))
-
-    if name.startswith("timm/") and head is None:
-        return from_timm(name.removeprefix("timm/"))
-    target, place = load_target(text, weights=weights, training=training, device=device), Path(name)
-    if head is None and place.is_dir():
-        head = own_probe(place)
-    elif head is None and results is not None:
-        head = own_probe(results, of=target.backbone)
-    if head is not None:
-        return probed(target, head)
-    view = CentreView(image or target.backbone.image, crop_share or target.backbone.crop_share)
-    if (place / "classifier.safetensors").is_file():
-        classes = RunDirectory.open(place).read_config().get("classes", [])
-        return trained_classifier(target, place / "classifier.safetensors", classes=classes, view=view)
-    if weights is not None and (released := _classifier_in(weights, target.backbone)) is not None:
-        network = ProbedBackbone(target.backbone, released, image=view.size)
-        return NamedClassifier(network, released.classes, view, target.subject, kind=RELEASED_WITH, seed=target.seed)
-    if weights is not None and (model := target.backbone.architecture().get("timm_name")):
-        return from_timm(str(model))
-    raise InputError(
-        f"{text} has no classifier: give --head FILE, probe it first (`mixlab probe {text}`), or name timm/MODEL"
-    )
-
-
-def _classifier_in(path: str, backbone: Backbone) -> ProbeHead | None:
-    """The linear classifier of ImageNet's 1,000 classes in released weights; it reads what the backbone returns.
-
-    None where there is none. That of Dino-Mamba's checkpoints was never trained.
-    """
-    stored = read_weights(path)
-    known = recognise(stored.entries)
-    if known is None or known.mixer == "mamba2":
-        return None
-    entries = {**stored.set_aside, **stored.entries}  # PlainMamba's files have it beside the backbone
-    for name, weight in entries.items():
-        bias = entries.get(f"{name.removesuffix('weight')}bias")
-        if name.startswith(known.heads or ("head.",)) and weight.ndim == 2 and bias is not None and len(bias) == 1000:
-            return ProbeHead(weight, bias, HeadInput(1, OUTPUT), "stream", imagenet_classes())
-    return None
 
 
 def _pixel_scale(network: nn.Module) -> tuple[tuple[float, ...], tuple[float, ...]]:

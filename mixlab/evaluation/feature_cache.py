@@ -13,7 +13,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mixlab.backbones.backbone import Backbone
+from mixlab.backbones.room import check_room
 from mixlab.data.dataset_source import DatasetSource
 from mixlab.data.given import fingerprint
 from mixlab.data.images import ImageFolder
@@ -93,6 +94,20 @@ def extract_features(
     return table
 
 
+def check_batch(backbone: Backbone, view: CentreView, sources: Iterable[ImageSource], machine: Machine) -> None:
+    """Refuse sizes of which memory cannot hold a batch, before anything is read; not where features may be there."""
+    for about in machine.features.glob("*/about.json") if machine.features else ():
+        with suppress(OSError, ValueError):
+            if read_json(about).get("view") == asdict(view):
+                return
+    check_room(backbone, view.size, images=min(_batch(machine), max(map(len, sources))))
+
+
+def _batch(machine: Machine) -> int:
+    """Images through the network at a time: no batch in two shards."""
+    return next(size for size in range(min(machine.batch, SHARD), 0, -1) if SHARD % size == 0)
+
+
 WORTH_SAYING = 100e6  # bytes
 
 
@@ -160,9 +175,8 @@ class FeatureCache:
     def _extract(self, missing: list[int], machine: Machine, progress: Callable[[int], None]) -> None:
         device, precise = machine.world.device, run_precision(self.extraction.precision, machine.world.device)
         wanted = Subset(self.source, [index for number in missing for index in self._range(number)])
-        sizes = range(min(machine.batch, SHARD), 0, -1)
-        batch = next(size for size in sizes if SHARD % size == 0)  # no batch in two shards
-        view, plan = self.extraction.view, self.extraction.plan
+        view, plan, batch = self.extraction.view, self.extraction.plan, _batch(machine)
+        check_room(self.backbone, view.size, images=min(batch, len(wanted)))
         loader = view.loader(wanted, batch=batch, workers=machine.workers, pin_memory=device.type == "cuda")
         known = set(loader.skipped.reasons)
         features: list[Tensor] = []

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mixlab.backbones.backbone import Backbone, FeatureSource, check_source
+from mixlab.backbones.room import check_room
 from mixlab.backbones.tokens import Features
 from mixlab.choices import OUTPUT
 from mixlab.errors import InputError
@@ -59,6 +60,7 @@ class FeaturePlan:
         for head in inputs:
             for pool in head.strategy.split("+"):
                 blocks[pool] = max(blocks[pool], head.blocks)
+        check_room(backbone, image)
         blank = next(backbone.parameters()).new_zeros(1, backbone.channels, image, image)
         with torch.no_grad():
             found = _pooled(backbone, blank, blocks, source)

@@ -15,7 +15,7 @@ from mixlab.choices import OUTPUT
 from mixlab.data.given import AnyData, as_data
 from mixlab.data.images import parse_source
 from mixlab.errors import InputError
-from mixlab.evaluation.feature_cache import Extraction, extract_features
+from mixlab.evaluation.feature_cache import Extraction, check_batch, extract_features
 from mixlab.evaluation.features import FeaturePlan, FeatureTable, head_inputs
 from mixlab.evaluation.machine import CentreView, Machine, precision_in_use
 from mixlab.evaluation.probe.heads import LR_BATCH, Head, HeadGroup, check_rates
@@ -44,11 +44,13 @@ def labelled_features(
     machine, was_training = machine or Machine.of(model), model.training
     view = CentreView(image or model.image, model.crop_share)
     given = as_data(data)
+    source = parse_source(given)
+    check_batch(model, view, [source], machine)
     model.eval()
     try:
         plan = FeaturePlan.build(model, head_inputs(model, (blocks,), (strategy,)), source="stream", image=view.size)
         extraction = Extraction(plan, view, precision_in_use("auto", machine.world.device), stored="float32")
-        table = extract_features(model, parse_source(given), extraction, name=str(given), machine=machine)
+        table = extract_features(model, source, extraction, name=str(given), machine=machine)
     finally:
         model.train(was_training)
     return LabelledFeatures(table.all().to(machine.world.device), table.labels)

@@ -13,8 +13,9 @@ from mixlab.backbones.backbone import Backbone
 from mixlab.choices import OUTPUT
 from mixlab.data.given import AnyData
 from mixlab.data.labelled import LabelledSplits, labelled_splits
+from mixlab.errors import check_kind
 from mixlab.evaluation.accuracy import Accuracy
-from mixlab.evaluation.feature_cache import Extraction, describe_needs, extract_features
+from mixlab.evaluation.feature_cache import Extraction, check_batch, describe_needs, extract_features
 from mixlab.evaluation.features import FeaturePlan, head_inputs
 from mixlab.evaluation.machine import Machine, precision_in_use
 from mixlab.evaluation.settings import KnnSettings
@@ -84,6 +85,7 @@ def evaluate_knn(
     `data` is labelled images: a name as for `--data`, a `Source`, a data set of (image, label), a mapping of "train"
     and "val", or `labelled_splits` of these.
     """
+    check_kind(settings, KnnSettings, "give mixlab.KnnSettings(...)")
     check_temperature(settings.temperature)
     found, splits = as_target(target), labelled_splits(data)
     backbone, cut = found.backbone, settings.cut(splits)
@@ -96,6 +98,7 @@ def evaluate_knn(
         temperature=settings.temperature,
     )
     view = settings.view(backbone)
+    check_batch(backbone, view, (cut.train, cut.val), machine)
     inputs = head_inputs(backbone, (settings.blocks,), (settings.strategy,))
     plan = FeaturePlan.build(backbone, inputs, source=settings.read_source(backbone), image=view.size)
     extraction = Extraction(plan, view, precision_in_use(settings.precision, device), stored="float32")

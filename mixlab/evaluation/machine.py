@@ -11,6 +11,7 @@ from typing import Literal, TypeVar
 import torch
 from torch import Tensor, nn
 
+from mixlab.backbones.room import check_pixels
 from mixlab.choices import PrecisionChoice
 from mixlab.data.decode import cut_middle, load_size
 from mixlab.data.loader import Batch, BatchLoader, ImageReader
@@ -94,6 +95,7 @@ class CentreView:
         self, source: ImageSource, *, batch: int, workers: int = 0, pin_memory: bool = False
     ) -> BatchLoader[Batch]:
         """Every image once, in order; those that cannot be read are left out, counted and named."""
+        check_pixels(self.load_size, images=min(batch, len(source)))
         return BatchLoader(
             ImageReader(source, self.load_size, self.fit),
             SampleOrder.in_turn(len(source), batch),

@@ -77,7 +77,7 @@ def load_head(path: str | Path, backbone: Backbone) -> ProbeHead:
     else:
         raise WeightsError(
             f"{path} holds {', '.join(list(stored.entries)[:4])}, not a probe; give a head that `mixlab probe` "
-            "wrote, or a released checkpoint with linear.weight and linear.bias"
+            "wrote, a released checkpoint with linear.weight and linear.bias, or a run's classifier.safetensors"
         )
     if head.weight.ndim != 2 or head.bias.shape != head.weight.shape[:1]:
         shapes = f"{tuple(head.weight.shape)} and {tuple(head.bias.shape)}"

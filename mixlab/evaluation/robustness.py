@@ -10,6 +10,7 @@ from typing import Any
 
 from mixlab.choices import PrecisionChoice
 from mixlab.data.source import Subset, evenly_spaced
+from mixlab.errors import check_kind
 from mixlab.evaluation.classifier import RELEASED_WITH, TRAINED, NamedClassifier, check_classifier
 from mixlab.evaluation.machine import Machine, PrecisionInUse, precision_in_use, run_precision
 from mixlab.evaluation.paper import robustness_figure
@@ -85,7 +86,7 @@ class RobustnessResult:
 
 def evaluate_robustness(
     classifier: NamedClassifier,
-    folders: Mapping[str, Path] | Path,
+    folders: Mapping[str, Path] | str | Path,
     *,
     limit: int | None = None,
     part: int = 0,
@@ -102,8 +103,9 @@ def evaluate_robustness(
     machine = machine or Machine.of(classifier.network)
     world = machine.world
     scores: dict[str, SetScore] = {}
+    check_kind(folders, Mapping | str | Path, "give the folder of each set by its name, or one folder with all of them")
     place = folders
-    folders = only_first(lambda: find_sets(place)) if isinstance(place, Path) else place
+    folders = place if isinstance(place, Mapping) else only_first(lambda: find_sets(Path(place)))
     for name, folder in folders.items():
         own = score_set(
             name,

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from mixlab.choices import KS, OUTPUT, TEMPERATURE, PrecisionChoice
+from mixlab.run.codec import check_values
 from mixlab.run.protocols import ProbeProtocol
 
 if TYPE_CHECKING:
@@ -46,6 +47,10 @@ class FrozenSettings:
     precision: PrecisionChoice = "auto"
     """precision of the backbone: bf16 or fp32; auto: bf16 on a GPU. fp32 also turns off TF32 in the heads of probes."""
     seed: int = 0  # seed of --label-share, of the heads, image order and crops of a probe, and of an untrained target.
+
+    def __post_init__(self) -> None:
+        for name, value in check_values(type(self), vars(self)).items():
+            object.__setattr__(self, name, value)  # a list as the tuple that it stands for
 
     def read_source(self, backbone: Backbone) -> FeatureSource:
         from mixlab.evaluation.features import published_source

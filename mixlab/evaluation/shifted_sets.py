@@ -103,18 +103,20 @@ class SetScore:
         """A sentence for each thing that was left out."""
         title, found = SETS[self.name].title, []
         if self.strange_folders:
-            found.append(_left_out(self.strange_folders, f"folders that are not a class of {title}"))
+            found.append(_left_out(self.strange_folders, "folder", "folders", f"without a class of {title}"))
         if self.unknown_classes:
-            found.append(_left_out(self.unknown_classes, "classes that the classifier does not know"))
+            found.append(_left_out(self.unknown_classes, "class", "classes", "that the classifier does not know"))
         if self.absent_classes:
             absent = counted(self.absent_classes, "class has", "classes have")
             found.append(f"{absent} no image: {few(self.absent_classes)}")
         if self.unreadable:
-            found.append(f"{len(self.unreadable)} images cannot be read: {few(self.unreadable)}")
+            found.append(f"{counted(self.unreadable, 'image', 'images')} cannot be read: {few(self.unreadable)}")
         if self.unnamed:
-            found.append(_left_out(self.unnamed, "folders whose file names do not say which validation image they are"))
+            what = "whose file names do not say which validation image they are"
+            found.append(_left_out(self.unnamed, "folder", "folders", what))
         if self.unlabelled:
-            found.append(f"{self.unlabelled} images have no ReaL label and are left out, as defined")
+            unlabelled = counted(self.unlabelled, "image has no ReaL label and is", "images have no ReaL label and are")
+            found.append(f"{unlabelled} left out, as defined")
         return [f"{title}: {sentence}" for sentence in found]
 
 
@@ -229,5 +231,6 @@ def _count(counts: dict[str, int], name: str) -> None:
     counts[name] = counts.get(name, 0) + 1
 
 
-def _left_out(counts: dict[str, int], what: str) -> str:
-    return f"{sum(counts.values())} images in {len(counts)} {what}: {few(counts)}"
+def _left_out(counts: dict[str, int], one: str, several: str, what: str) -> str:
+    images = counted(sum(counts.values()), "image", "images")
+    return f"{images} in {counted(counts, one, several)} {what}: {few(counts)}"

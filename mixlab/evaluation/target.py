@@ -7,7 +7,7 @@ TARGET is a run (finished or stopped), a file that `mixlab export` wrote, a name
 import hashlib
 import json
 import warnings
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -100,7 +100,9 @@ def as_target(given: Target | Backbone) -> Target:
 
 def distinct_targets(given: Target | Backbone | Sequence[Target | Backbone]) -> list[Target]:
     """At least one network, with distinct labels; a single one needs no list."""
-    targets = [as_target(each) for each in ([given] if isinstance(given, Target | nn.Module) else given)]
+    given = [given] if isinstance(given, Target | nn.Module) else given
+    check_kind(given, Iterable, "give a network, or a list of them")
+    targets = [as_target(each) for each in given]
     labels = [target.label for target in targets]
     if not labels or len(set(labels)) < len(labels):
         raise InputError(f"targets need different labels, got {labels}; write TARGET=LABEL to set them")

@@ -30,7 +30,7 @@ from typing import Any, TypeVar
 
 from mixlab.backbones.visual_mambas import VISUAL_MAMBAS
 from mixlab.backbones.zoo import SIZES, ZOO, ZooEntry, list_models
-from mixlab.errors import InputError, did_you_mean
+from mixlab.errors import InputError, check_kind, did_you_mean
 from mixlab.evaluation.dense_recipe import MAMBAOUT_DROP_PATH
 from mixlab.evaluation.detection.recipe import detect
 from mixlab.evaluation.methods import train_config
@@ -134,8 +134,10 @@ def recipe_for(run: Path, name: str) -> TrainConfig:
     return config
 
 
-def find_recipe(name: str) -> TrainConfig:
+def find_recipe(name: str | Path) -> TrainConfig:
     """The config of a recipe, or the one in another run's config.json."""
+    name = str(name) if isinstance(name, Path) else name
+    check_kind(name, str, "give the name of a recipe, such as 'dino_vit_tiny64', or a config.json")
     if name.endswith(".json"):
         stored = read_config_file(Path(name))
         if "settings" not in stored:

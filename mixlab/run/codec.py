@@ -52,11 +52,12 @@ def from_json(cls: type[T], values: object, *, kinds: Kinds | None = None, where
     return cast(T, made(**read))
 
 
-def check_values(cls: Any, values: Mapping[str, Any], kinds: Kinds | None = None) -> dict[str, Any]:
+def check_values(
+    cls: Any, values: Mapping[str, Any], kinds: Kinds | None = None, *, prefix: str = ""
+) -> dict[str, Any]:
     """Values for known fields of a dataclass, in their types; numpy's numbers become Python's."""
     hints, _, _ = _fields_of(cls)
-    plain = {name: value.item() if isinstance(value, np.generic) else value for name, value in values.items()}
-    return {name: check(hints[name], value, name, kinds) for name, value in plain.items()}
+    return {name: check(hints[name], _in_python(value), prefix + name, kinds) for name, value in values.items()}
 
 
 def check(hint: Any, value: object, where: str, kinds: Kinds | None = None) -> Any:
@@ -100,6 +101,13 @@ def _plain(value: Any) -> Any:
     if is_dataclass(value):
         return to_json(value)
     return [_plain(item) for item in value] if isinstance(value, tuple) else value
+
+
+def _in_python(value: Any) -> Any:
+    """NumPy's numbers, also those in lists, as Python's."""
+    if type(value) in (list, tuple):
+        return type(value)(map(_in_python, value))
+    return value.item() if isinstance(value, np.generic) else value
 
 
 class _Misfit(Exception):  # noqa: N818  never seen outside

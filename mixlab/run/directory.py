@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mixlab.errors import InputError, short
+from mixlab.errors import InputError, check_kind, short
 from mixlab.plugins import missing_plugins
 from mixlab.run.disk import naming_file
 from mixlab.run.earlier_weights import Result, Weights, find_earlier_weights, weights_of
@@ -47,6 +47,7 @@ class RunDirectory:
     """Reads and writes one run. Files are written under a temporary name and renamed, so readers see whole files."""
 
     def __init__(self, path: str | Path) -> None:
+        check_kind(path, str | os.PathLike, "give the path of a run directory")
         self.path = Path(path)
 
     @classmethod

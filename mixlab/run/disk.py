@@ -1,6 +1,7 @@
 """What a write says that failed for want of room: which file, how much it needs, how much there is, what to do."""
 
 import errno
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -28,6 +29,15 @@ def naming_file(file: Path, num_bytes: int | None = None, way_out: str = AGAIN) 
         room = ", ".join(filter(None, (needed, free)))
         why = error.strerror or str(error)
         raise WorkError(f"{file} could not be written ({why}): {room}; {way_out}") from error
+
+
+def check_free(file: Path, num_bytes: int, way_out: str = AGAIN) -> None:
+    """Refuse to begin what ends in a file of so many bytes, in an existing folder that has less room."""
+    disk = os.statvfs(file.parent)
+    free = disk.f_frsize * (disk.f_bavail if os.geteuid() else disk.f_bfree)  # some of it is kept for root
+    if num_bytes > free:
+        room = f"it needs {in_units(num_bytes)}, {in_units(free)} are free in {file.parent}"
+        raise WorkError(f"{file} would not fit: {room}; {way_out}")
 
 
 def in_units(num_bytes: int) -> str:

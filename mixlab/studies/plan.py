@@ -121,13 +121,14 @@ def map_studies(family: Family) -> tuple[str, ...]:
 
 
 def shifts_step(setting: Setting, run: Path, needs: tuple[str, ...]) -> Step:
+    head = run / "probe" / "cached" / "best_head.safetensors"  # of every run, trained with labels or without
     return Step(
         f"shifts {run.name}",
         f"{run.name}: changed images",
         "accuracy of the probe on grey, blurred, noisy and pale images, and on edges",
         ("robust", f"{run}={run.name}", "--shifts", setting.data),
         run / "results" / f"shifts_{run.name}.json",
-        here=(*setting.here, "--batch", "256"),
+        here=(*setting.here, "--batch", "256", "--head", str(head)),
         needs=needs,
         reads=((f"probe {run.name}", run / "probe"),),
     )

@@ -37,7 +37,7 @@ class Step:
     why: str
     arguments: tuple[str, ...]
     result: Path  # there once the step is done
-    here: tuple[str, ...] = ()  # more arguments that depend on the machine alone: a step is done whatever they were
+    here: tuple[str, ...] = ()  # more arguments, which change no result: a step is done whatever they were
     needs: tuple[str, ...] = ()
     reads: tuple[tuple[str, Path], ...] = ()  # steps that it needs, and what they left: if that is gone, they run again
     drops: tuple[Path, ...] = ()  # folders that it leaves, and that no other step may find

@@ -16,7 +16,7 @@ from mixlab.console import console
 from mixlab.data.cores import num_cores
 from mixlab.data.images import parse_source
 from mixlab.data.mask_formats import parse_masks
-from mixlab.errors import InputError
+from mixlab.errors import InputError, counted
 from mixlab.report import write_report
 from mixlab.report.forms import check_form
 from mixlab.run import RunDirectory, provenance
@@ -138,7 +138,8 @@ def check_sources(data: Path, masks: str) -> dict[str, int]:
 
 def check_enough(num_images: int, data: Path, effort: StudyEffort) -> None:
     if num_images < effort.least_images:
-        raise InputError(f"{data} has {num_images} images for training; the study needs {effort.least_images} or more")
+        images = counted(num_images, "image", "images")
+        raise InputError(f"{data} has {images} for training; the study needs {effort.least_images} or more")
 
 
 def _run_part(study: Study, name: str, setting: Setting, pool: ProcessPoolExecutor, at_once: int) -> float:
@@ -149,7 +150,7 @@ def _run_part(study: Study, name: str, setting: Setting, pool: ProcessPoolExecut
         (setting.run / MARK.format("claims")).unlink(missing_ok=True)  # new results, a new ledger
     steps = list(part.steps(setting))
     console.rule(f"{name}: {part.question}")
-    console.print(f"{len(steps)} steps, about {part.minutes:.2g} minutes on one H200")
+    console.print(f"{counted(steps, 'step', 'steps')}, about {part.minutes:.2g} minutes on one H200")
     start = time.monotonic()
     with noting_time(setting.run / MINUTES, name, unit_s=60):
         run_steps(steps, setting.run, pool, workers=at_once, command=study.command)
@@ -160,7 +161,7 @@ def _run_part(study: Study, name: str, setting: Setting, pool: ProcessPoolExecut
                 shutil.rmtree(here / folder, ignore_errors=True)
         if study.tidy is not None:
             study.tidy(place)
-    console.print(Text.assemble((f"{name}: {minutes:.1f} minutes", "bold"), f", {len(steps)} steps"))
+    console.print(Text.assemble((f"{name}: {minutes:.1f} minutes", "bold"), f", {counted(steps, 'step', 'steps')}"))
     return minutes
 
 

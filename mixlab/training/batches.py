@@ -8,7 +8,7 @@ from mixlab.data.loader import AnyBatch, BatchLoader, SampleReader
 from mixlab.data.packed import PackedLoader, PackedReader
 from mixlab.data.sample_order import SampleOrder
 from mixlab.data.source import ImageSource
-from mixlab.errors import InputError
+from mixlab.errors import InputError, counted
 from mixlab.training.config import TrainConfig
 from mixlab.training.distributed import World, num_workers
 
@@ -53,7 +53,8 @@ def check_enough(num_images: int, config: TrainConfig, world: World) -> None:
         parts = world.size * config.accumulate
         possible = num_images // parts * parts
         way_out = f"write --set batch={possible}, or less" if possible else f"give at least {parts}, one for each pass"
-        raise InputError(f"{num_images} images are fewer than one batch of {config.batch}; {way_out}")
+        images = counted(num_images, "image is less", "images are fewer")
+        raise InputError(f"{images} than one batch of {config.batch}; {way_out}")
 
 
 def steps(loader: BatchLoader[B], accumulate: int) -> Iterator[list[B]]:

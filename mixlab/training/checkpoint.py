@@ -27,7 +27,7 @@ from mixlab.backbones.weights import save_weights
 from mixlab.backbones.weights.saving import file_order, save_tensors
 from mixlab.backbones.weights.writing import num_bytes_of, write_safetensors
 from mixlab.errors import InputError, WorkError
-from mixlab.run.disk import naming_file
+from mixlab.run.disk import check_free, naming_file
 from mixlab.run.files import check_regular
 from mixlab.training.recipe import Recipe
 from mixlab.training.sharded import whole
@@ -90,14 +90,15 @@ class Checkpoints:
         Of a sharded one every rank writes its part, at the same time; `gather` lets them agree.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        last = self.steps()[-1:]
-        good = f"the last good checkpoint is that of step {last[0]}" if last else "there is no earlier checkpoint"
-        fewer = f", or keep fewer than {self.keep} (checkpoint.keep)," if self.keep > 1 else ""
-        way_out = f"{good}. Make room{fewer} and run the same command again to resume"
-        with naming_file(self._files(step)[0], num_bytes_of(tensors), way_out):
+        with naming_file(self._files(step)[0], num_bytes_of(tensors), self._way_out()):
             self._write(step, tensors, state, rank, gather)
         if rank == 0:
             self._tidy()
+
+    def check_free(self, step: int, tensors: Mapping[str, Tensor]) -> None:
+        """Refuse to train towards a checkpoint of these tensors for which the disk has no room."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        check_free(self._files(step)[0], num_bytes_of(tensors), self._way_out())
 
     def steps(self) -> list[int]:
         """Steps with a checkpoint, whole or not, rising."""
@@ -220,6 +221,12 @@ class Checkpoints:
             json_file.unlink(missing_ok=True)  # first: without it the checkpoint is not one
             for file in (tensor_file, *self.folder.glob(f"{tensor_file.stem}.shard-*.safetensors")):
                 file.unlink(missing_ok=True)
+
+    def _way_out(self) -> str:
+        last = self.steps()[-1:]
+        good = f"the last good checkpoint is that of step {last[0]}" if last else "there is no earlier checkpoint"
+        fewer = f", or keep fewer than {self.keep} (checkpoint.keep)," if self.keep > 1 else ""
+        return f"{good}. Make room{fewer} and run the same command again to resume"
 
     def _files(self, step: int, rank: int = 0) -> tuple[Path, Path]:
         stem = f"step-{step:08d}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
@@ -18,6 +18,7 @@ from mixlab.data.images import parse_source
 from mixlab.data.loader import BatchLoader
 from mixlab.data.source import Source
 from mixlab.errors import InputError
+from mixlab.run.codec import check_values
 from mixlab.training.optim import OPTIMIZERS
 from mixlab.training.schedules import SCHEDULES
 
@@ -39,10 +40,10 @@ def check_numbers(
     above_zero: Sequence[str] = (),
     shares: Sequence[str] = (),
 ) -> None:
-    """Refuse numbers that cannot work, by the names of their settings: below a number, not above 0, or not from 0 to 1.
-
-    None always passes; NaN and infinity never do.
+    """Refuse values of another type, and numbers that cannot work, by the names of their settings: below a number, not
+    above 0, or not from 0 to 1. None passes where a setting may be None; NaN and infinity never do.
     """
+    check_values(type(config), {part.name: getattr(config, part.name) for part in fields(config)}, prefix=prefix)
     for name, low in (at_least or {}).items():
         value = getattr(config, name)
         if value is not None and not low <= value < math.inf:

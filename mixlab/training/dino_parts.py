@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mixlab.errors import InputError
+from mixlab.errors import InputError, check_kind
 from mixlab.ops.linear import Linear
 from mixlab.ops.view_entropy.op import view_entropy
 from mixlab.training.distributed import largest_of_ranks, mean_over_ranks_
@@ -99,6 +99,8 @@ def dino_loss(student: Tensor, targets: Tensor, *, temperature: float) -> Tensor
     The first T views of the student are those of the teacher; no view is compared with itself. `temperature` divides
     the student's logits (0.1 in the paper). Only the student gets a gradient.
     """
+    for given in (student, targets):
+        _check_outputs(given)
     num_views, num_targets = len(student), len(targets)
     if num_views < 2 or num_targets < 1 or num_targets > num_views:
         raise InputError(f"{num_views} views and {num_targets} of the teacher make no pairs; give at least 2 and 1")
@@ -114,6 +116,8 @@ def teacher_targets(teacher: Tensor, centre: Tensor, *, temperature: float | Ten
     """softmax((teacher - centre) / temperature): outputs (T, B, K) and their centre (K,) -> targets (T, B, K), in the
     centre's precision. The paper's temperature rises from 0.04 to 0.07.
     """
+    for given, kind in ((teacher, "outputs (T, B, K)"), (centre, "their centre (K,)")):
+        check_kind(given, Tensor, f"give {kind} as a tensor")
     return (teacher.to(centre.dtype) - centre).div_(temperature).softmax(-1)
 
 
@@ -122,6 +126,7 @@ def balanced_targets(teacher: Tensor, *, temperature: float | Tensor, rounds: in
     """Outputs (T, B, K) -> targets (T, B, K) in which every prototype has the same share of the batch, over all ranks:
     rounds of Sinkhorn's algorithm. SwAV and DINOv2 prevent collapse in this way, instead of by a centre.
     """
+    _check_outputs(teacher)
     logits = teacher.to(torch.promote_types(teacher.dtype, torch.float32)) / temperature
     targets = (logits - largest_of_ranks(logits.amax())).exp_()
     for _ in range(rounds):
@@ -137,6 +142,7 @@ def koleo_loss(features: Tensor) -> Tensor:
     The mean over views and images of -log |u - nearest u|, with u the features as unit vectors. On small sets DINO can
     collapse to one output for all images; this term keeps their features apart.
     """
+    _check_outputs(features)
     unit = F.normalize(features, dim=-1, eps=1e-8)
     with torch.no_grad():
         cosines = unit @ unit.mT  # (V, B, B)
@@ -144,3 +150,10 @@ def koleo_loss(features: Tensor) -> Tensor:
         nearest = cosines.argmax(-1, keepdim=True).expand_as(unit)  # (V, B, D)
     distance = (unit - unit.gather(1, nearest)).norm(dim=-1)
     return -(distance + 1e-8).log().mean()
+
+
+def _check_outputs(given: Tensor) -> None:
+    """Refuse what is not one row of numbers for each view and image."""
+    check_kind(given, Tensor, "give the outputs of a head as a tensor (V, B, K)")
+    if given.ndim != 3 or not given.is_floating_point():
+        raise InputError(f"outputs are {given.dtype} {tuple(given.shape)}; give floats (V, B, K) of V views, B images")

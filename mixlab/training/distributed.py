@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any, TypeVar
 
 import torch
@@ -133,12 +134,15 @@ def distribute(
     if after_passes:
         recipe.exchange = GradientExchange(recipe.network)
         return
+    known = signature(DistributedDataParallel).parameters
+    sync_buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"  # before 2.13
+    kept: dict[str, Any] = {sync_buffers: False}
     recipe.run = DistributedDataParallel(
         recipe.network,
         device_ids=[world.device.index] if world.device.type == "cuda" else None,
-        broadcast_buffers=False,
         gradient_as_bucket_view=True,
         find_unused_parameters=find_unused,
+        **kept,
     )
 
 

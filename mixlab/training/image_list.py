@@ -17,7 +17,7 @@ from typing import Any, TextIO
 
 from mixlab.data.listed import ImageList, ListedSource
 from mixlab.data.source import Source
-from mixlab.errors import InputError
+from mixlab.errors import InputError, counted
 from mixlab.run.files import write_atomically
 
 FILE = "images.jsonl.gz"
@@ -93,15 +93,18 @@ def as_listed(source: Source[Any], listed: ImageList, *, name: str) -> tuple[Lis
     """The source with the numbers of the list, and a sentence about what is different."""
     found = ListedSource(source, listed)
     if found.num_removed == len(found):
-        raise InputError(f"none of the {len(found)} images that the run was started with is in {name}; check the path")
+        images = counted(found, "image", "images")
+        raise InputError(f"none of the {images} that the run was started with is in {name}; check the path")
     parts = []
     if found.num_removed:
         parts.append(
-            f"{found.num_removed:,} of the {len(found):,} images that the run was started with are gone; "
-            "the others keep their places, and the next one is seen instead"
+            f"{found.num_removed:,} of the {len(found):,} images that the run was started with "
+            f"{'is' if found.num_removed == 1 else 'are'} gone; the others keep their places, and the next one is seen "
+            "instead"
         )
     if found.num_new:
-        parts.append(f"{found.num_new:,} new images are left out, since the run was started without them")
+        new = counted(found.num_new, "new image is", "new images are")
+        parts.append(f"{new} left out, since the run was started without {'it' if found.num_new == 1 else 'them'}")
     return found, f"{name}: {'. '.join(parts) or 'classes are numbered as they were'}"
 
 

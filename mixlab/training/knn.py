@@ -56,6 +56,8 @@ class LabelledFeatures:
     labels: Tensor
 
     def __post_init__(self) -> None:
+        for given in (self.features, self.labels):
+            check_kind(given, Tensor, "give features (n, D) and labels (n,) as tensors")
         if self.features.ndim != 2 or self.labels.shape != self.features.shape[:1]:
             shapes = f"{tuple(self.features.shape)} and {tuple(self.labels.shape)}"
             raise InputError(f"features and labels are {shapes}; give (n, D) and (n,)")
@@ -171,6 +173,8 @@ def check_classes(labels: Tensor, num_classes: int, what: str) -> None:
 
 def fitting_ks(ks: Sequence[int], num_images: int) -> tuple[int, ...]:
     """The k that do not exceed the size of the bank, each once, in the given order; if there are none, that size."""
+    if not ks:
+        raise InputError("k has no number; give at least one, such as 20")
     return tuple(dict.fromkeys(k for k in ks if k <= num_images)) or (num_images,)
 
 

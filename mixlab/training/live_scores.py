@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from mixlab.backbones.backbone import Backbone
-from mixlab.data.crops import normalise
+from mixlab.data.decode import cut_middle, load_size
 from mixlab.data.given import Data
 from mixlab.data.images import parse_source
 from mixlab.data.labelled import Relabelled, is_held_out
@@ -20,7 +20,7 @@ from mixlab.training.config import TrainConfig
 from mixlab.training.distributed import World, any_rank, gather_rows, num_workers, once_per_machine
 from mixlab.training.knn import LabelledFeatures, knn_accuracy
 from mixlab.training.precision import Precise
-from mixlab.training.recipe import Recipe, to_pixels_of
+from mixlab.training.recipe import Recipe
 from mixlab.training.stopping import never, until_stopped
 
 BATCH = 64
@@ -78,7 +78,8 @@ class KnnScores(Scores):
     def scores(self, recipe: Recipe, stopped: Callable[[], bool]) -> Iterator[Score]:
         """Every module is in evaluation mode here."""
         backbone, knn = recipe.exported(), self.config.knn
-        bank, queries = (self.outputs(backbone, backbone, part, stopped) for part in (self.bank, self.queries))
+        size = backbone.image  # as `mixlab knn` scores it
+        bank, queries = (self.outputs(backbone, backbone, part, stopped, size) for part in (self.bank, self.queries))
         accuracy = knn_accuracy(
             bank, queries, num_classes=self.num_classes, k=knn.k, temperature=knn.temperature, device=self.world.device
         )
@@ -86,27 +87,32 @@ class KnnScores(Scores):
 
     @torch.no_grad()
     def outputs(
-        self, backbone: Backbone, module: nn.Module, source: ImageSource, stopped: Callable[[], bool]
+        self, backbone: Backbone, module: nn.Module, source: ImageSource, stopped: Callable[[], bool], size: int
     ) -> LabelledFeatures:
-        """A module's outputs (n, D) for the images of all ranks, with their labels."""
+        """A module's outputs (n, D) for the images of all ranks, with their labels: what evaluations see of them, the
+        middle `size` pixels, and no image that cannot be read."""
         num_batches = math.ceil(len(source) / BATCH)
         loader = BatchLoader(
-            ImageReader(source, self.config.method.image, "crop"),
+            ImageReader(source, load_size(size, backbone.crop_share), "crop"),
             SampleOrder.in_turn(len(source), BATCH),
             num_workers=min(num_workers(self.config.data.workers, self.world), num_batches),
             skip_limit=1.0,  # the training's own loader counts and stops
         )
         outputs, labels = [], []
-        dtype = next(module.parameters()).dtype
+        seen: set[int] = set()  # one that is there again stands for an unreadable image, so that ranks have equal rows
         for batch in until_stopped(loader, stopped, together=True):  # shards need every rank in every pass
-            images = normalise(batch.images.to(self.world.device)).to(dtype)
+            images = backbone.preprocess(cut_middle(batch.images.to(self.world.device), size))
             with self.precise():
-                outputs.append(module(to_pixels_of(backbone, images)).float())
-            labels.append(batch.labels.to(self.world.device))
+                outputs.append(module(images).float())
+            indexes = batch.indexes.tolist()
+            again = torch.tensor([index in seen or index in indexes[:place] for place, index in enumerate(indexes)])
+            seen.update(indexes)
+            labels.append(batch.labels.masked_fill(again, -1).to(self.world.device))
         if any_rank(not outputs):
             named = few((f"{path} ({why})" for path, why in loader.skipped.reasons.items()), 1)
             raise InputError(f"none of the {len(source)} images to score can be read, such as {named}; repair them")
-        return LabelledFeatures(gather_rows(torch.cat(outputs)), gather_rows(torch.cat(labels)).cpu())
+        features, known = gather_rows(torch.cat(outputs)), gather_rows(torch.cat(labels))
+        return LabelledFeatures(features[known >= 0], known[known >= 0].cpu())
 
     def _share(self, source: ImageSource, most: int) -> ImageSource:
         """This rank's images of at most `most` with a label, evenly chosen; the same number on every rank."""

@@ -198,6 +198,7 @@ class Trainer:
             self.buffer.add(self.step, metrics, [batch.indexes for batch in passes])
             self.progress.step(self.step)
             if self.step == from_step + 1:  # now there are moments
+                self.check_disk()
                 self.writer.prepare(self.state.tensors())
                 self.state.numbers()  # what cannot be saved is refused at once
 
@@ -274,6 +275,7 @@ class Trainer:
             self.step = self.saved_step = place[0]
             self.loader.load_state_dict(place[1]["loader"])
             self.state.load(found.tensors() if found else None, place[1].get("optimizer"))
+        self.check_disk()
         self.lacks_scores = self.scores_are_due and not from_first(self.was_scored)
         self.progress = TrainingProgress(
             total=self.total_steps, done=self.step, enabled=self.world.is_first, scores=self.config.method.shown
@@ -283,6 +285,13 @@ class Trainer:
         self.progress.say(self._greeting())
         if not self.config.data.resident:
             self.progress.say(describe_workers(self.config.data.workers, self.world))
+
+    def check_disk(self) -> None:
+        """Refuse to go on where the next checkpoint, as large as it is known to be, has no room."""
+        every = self.config.checkpoint.every_steps
+        due = min(self.total_steps, (self.step // every + 1) * every)
+        if self.world.is_first and self.saved_step != self.total_steps:
+            self.checkpoints.check_free(due, self.state.tensors())
 
     def report(self) -> None:
         """Copy the metrics from the device and log them."""
@@ -347,8 +356,8 @@ class Trainer:
         warmup = self.config.warmup_steps(self.steps_per_epoch)
         if warmup > self.total_steps:
             raise InputError(
-                f"a warm-up of {warmup} steps does not fit into a run of {self.total_steps}; "
-                f"set optim.warmup_steps to at most {self.total_steps}, such as {self.total_steps // 10}"
+                f"a warm-up of {warmup} steps does not fit into a run of {self.total_steps}; add --set "
+                f"optim.warmup_steps={self.total_steps // 10}, or another number up to {self.total_steps}"
             )
 
     def _about(self) -> dict[str, Any]:

@@ -132,7 +132,8 @@ class ClassifierScores(KnnScores):
     def scores(self, recipe: Recipe, stopped: Callable[[], bool]) -> Iterator[Score]:
         yield from super().scores(recipe, stopped)
         if self.has_held_out:
-            found = self.outputs(recipe.exported(), recipe.network, self.queries, stopped)
+            size = self.config.method.image  # as `write_accuracy` scores it
+            found = self.outputs(recipe.exported(), recipe.network, self.queries, stopped, size)
             hits = found.features.argmax(-1).cpu() == found.labels
             yield "accuracy", float(hits.float().mean())
 

@@ -133,7 +133,7 @@ def test_other_settings_or_data_are_refused_but_what_changes_no_weight_is_not(un
 
 def test_a_warm_up_longer_than_the_run_is_refused_before_anything_is_trained(uninterrupted, tmp_path: Path) -> None:
     for settings in (["steps=4"], ["steps=4", "optim.warmup_steps=5"]):  # the recipe warms up for an epoch of 6 steps
-        with pytest.raises(ValueError, match=r"a warm-up of [56] steps does not fit into a run of 4"):
+        with pytest.raises(ValueError, match=r"warm-up of [56] steps .* run of 4; add --set optim.warmup_steps=0"):
             run("dino", tmp_path / "run", *settings)
     assert not (tmp_path / "run").exists()
     run("dino", tmp_path / "run", "steps=4", "optim.warmup_steps=4")

@@ -48,14 +48,14 @@ def test_a_signal_while_scoring_saves_and_stops_and_the_run_goes_on_to_the_same_
 ) -> None:
     looks: list[int] = []
 
-    def signal_then_normalise(images: torch.Tensor) -> torch.Tensor:
+    def signal_then_cut(images: torch.Tensor, size: int) -> torch.Tensor:
         looks.append(len(images))
         if len(looks) == 2 * scoring - 1:  # each scoring looks at a bank and at queries
             os.kill(os.getpid(), signal.SIGTERM)
-        return normalise(images)
+        return cut_middle(images, size)
 
-    normalise = live_scores.normalise
-    monkeypatch.setattr(live_scores, "normalise", signal_then_normalise)
+    cut_middle = live_scores.cut_middle
+    monkeypatch.setattr(live_scores, "cut_middle", signal_then_cut)
     with pytest.raises(Stopped, match=f"stopped by SIGTERM after step {step}, which is saved"):
         run(tmp_path)
     assert len(looks) == 2 * scoring - 1, "it went on scoring"

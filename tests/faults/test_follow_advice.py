@@ -10,11 +10,13 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
+from mixlab.data.images import parse_source
 from mixlab.data.skipped import TooManyUnreadableError
 from mixlab.errors import InputError, WorkError
 from mixlab.evaluation.target import load_target
 from mixlab.recipes import RECIPES
 from mixlab.run.files import read_json
+from mixlab.training.image_list import as_listed, changed_list, write_list
 from mixlab.training.loop import train
 from mixlab.training.settings import override
 from tests.stopped_runs import stopped_after
@@ -57,6 +59,20 @@ def whole(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("whole") / "run"
     run(photos, folder)
     return folder
+
+
+def test_one_image_that_came_or_went_is_one(photos: Path, tmp_path: Path) -> None:
+    data = tmp_path / "photos"
+    shutil.copytree(photos, data)
+    (tmp_path / "run").mkdir()
+    write_list(tmp_path / "run", parse_source(str(data)))
+    (data / "a" / "03.png").rename(data / "a" / "new.png")
+    source = parse_source(str(data))
+    listed = changed_list(tmp_path / "run", source)
+    assert listed is not None
+    _, said = as_listed(source, listed, name="photos")
+    assert "1 of the 19 images that the run was started with is gone; " in said
+    assert "1 new image is left out, since the run was started without it" in said
 
 
 def test_removed_images_keep_their_numbers_and_the_run_resumes(photos: Path, whole: Path, tmp_path: Path) -> None:

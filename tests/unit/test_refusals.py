@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -28,9 +29,10 @@ from mixlab.evaluation.target import load_targets
 from mixlab.recipes import find_recipe
 from mixlab.studies.reproduce.listing import find_items
 from mixlab.training.batches import check_enough
+from mixlab.training.config import TrainConfig
 from mixlab.training.dino_parts import dino_loss
 from mixlab.training.distributed import World, num_workers
-from mixlab.training.knn import vote
+from mixlab.training.knn import fitting_ks, vote
 from mixlab.training.supervised import SupervisedConfig
 
 NAN = float("nan")
@@ -76,7 +78,7 @@ PIXELS = torch.zeros(3, 8, 8, dtype=torch.uint8)
         (lambda: find_items(["qqqq"]), "no item 'qqqq'; `mixlab reproduce` lists all"),
         (
             lambda: check_enough(1, find_recipe("dino_vit_tiny64"), replace(ALONE, size=2)),
-            "1 images are fewer than one batch of 64; give at least 2, one for each pass",
+            "1 image is less than one batch of 64; give at least 2, one for each pass",
         ),
     ],
 )
@@ -122,6 +124,96 @@ def test_a_plain_network_is_refused_with_a_way_out(give: Callable[[nn.Module], o
     with pytest.raises(InputError) as refused:
         give(NETWORK)
     assert "a Sequential" in str(refused.value) and message in str(refused.value)
+
+
+BATCH = "give a batch of images, such as mixlab.preprocess(model, FILE)"
+FILES, HEAD = "give the path of a file", "give the outputs of a head as a tensor"
+PACKABLE = "give images as tensors (3, H, W), or a batch"
+NO_PIXELS = "an image of 0 x 0 pixels has nothing to show"
+
+
+@pytest.mark.parametrize(
+    ("give", "message"),
+    [
+        (lambda model: mixlab.KnnSettings(k=10), "k is 10; expected a list of int"),
+        (lambda model: mixlab.KnnSettings(k=("a",)), "k is ('a',); expected a list of int"),
+        (lambda model: fitting_ks((), 8), "k has no number"),
+        (lambda model: mixlab.KnnSettings(source="x"), "source is 'x'; expected one of auto, branch, stream"),
+        (lambda model: mixlab.KnnSettings(precision="fp8"), "precision is 'fp8'; expected one of auto, bf16, fp32"),
+        (lambda model: mixlab.KnnSettings(seed=None), "seed is None; expected int"),
+        (lambda model: mixlab.ProbeSettings(mode="cachd"), "mode is 'cachd'; expected one of augmented, cached, both"),
+        (lambda model: mixlab.ProbeSettings(heads="x"), "heads is 'x'; expected one of grid, light, heavy"),
+        (lambda model: mixlab.ProbeSettings(blocks=1), "blocks is 1; expected a list of int"),
+        (lambda model: mixlab.evaluate_knn(model, "shapes", {"k": 10}), "got a dict; give mixlab.KnnSettings(...)"),
+        (lambda model: mixlab.evaluate_linear_probe(model, "shapes", None), "give mixlab.ProbeSettings(...)"),
+        *(
+            (lambda model, recipe=recipe, name=name: with_setting(recipe, name, "x"), f"{name} is 'x'; expected one of")
+            for recipe, name in (
+                ("dino_vit_tiny64", "precision"),
+                ("dino_vit_tiny64", "sharding"),
+                ("supervised_vit_tiny64", "method.interpolation"),
+                ("supervised_vit_tiny64", "method.moves"),
+                ("segment_vit_tiny64", "method.norm"),
+                ("detect_vit_tiny64", "method.head"),
+                ("detect_vit_tiny64", "method.rules"),
+            )
+        ),
+        (lambda model: with_setting("dino_vit_tiny64", "batch", "64"), "batch is '64'; expected int"),
+        *((lambda model, given=given: mixlab.activation_map(model, given), BATCH) for given in ("photo.jpg", None, [])),
+        (lambda model: next(model.features(Path("photo.jpg"))), BATCH),
+        (lambda model: mixlab.activation_map(model, torch.zeros(1, 3, 16, 16), 3), "got a int; name a map, such as "),
+        (lambda model: mixlab.preprocess(model, np.zeros((0, 0, 3), np.uint8)), NO_PIXELS),
+        (lambda model: mixlab.preprocess(model, [PIXELS[:, :0, :0]]), NO_PIXELS),
+        (lambda model: mixlab.preprocess(model, Image.new("RGB", (0, 5))), "an image of 0 x 5 pixels"),
+        (lambda model: mixlab.preprocess(model, PIXELS[:, :0]), "preprocess takes images with pixels, got (3, 0, 8)"),
+        (lambda model: mixlab.score_maps(None, "shapes"), "got a NoneType; give a network, or a list of them"),
+        (lambda model: create_model(None), "got a NoneType; give the name of a model"),
+        (lambda model: mixlab.list_models(None), "got a NoneType; give a shell pattern"),
+        (lambda model: find_recipe(None), "got a NoneType; give the name of a recipe"),
+        (lambda model: mixlab.load_weights(model, None), f"got a NoneType; {FILES} of weights"),
+        (lambda model: mixlab.model_from_file(None), f"got a NoneType; {FILES} of mixlab.save_weights"),
+        (lambda model: mixlab.save_weights(model, None), f"got a NoneType; {FILES}"),
+        (lambda model: mixlab.save_weights(model, "a", bits=7), "cannot be stored in 7 bits; choose one of (6, 8, 16"),
+        (lambda model: mixlab.load_classifier(model, head=[]), "got a list; give head as the path of a file"),
+        (
+            lambda model: mixlab.train(find_recipe("dino_vit_tiny64"), data="shapes", run=None, device="cpu"),
+            "got a NoneType; give the path of a run directory",
+        ),
+        *((lambda model, given=given: mixlab.pack_images(given), PACKABLE) for given in (None, "photo.jpg", [None])),
+        (lambda model: mixlab.pack_images(torch.zeros(2, 3)), "an image has the shape (2, 3)"),
+        (lambda model: mixlab.MultiCrop("x"), "'x' are no kinds of view; give for example dino_crops()"),
+        (lambda model: mixlab.pca_maps([]), "got a list; give the patches (B, h, w, D) of features"),
+        (lambda model: mixlab.pca_maps(torch.zeros(1, 2, 2, 4, dtype=torch.int64)), "patches are torch.int64"),
+        (lambda model: mixlab.binary_auc("a", "b"), "got a str; give maps and masks as tensors"),
+        (lambda model: mixlab.LabelledFeatures(None, None), "got a NoneType; give features (n, D) and labels (n,)"),
+        (lambda model: mixlab.koleo_loss(None), f"got a NoneType; {HEAD}"),
+        (lambda model: mixlab.balanced_targets(torch.ones(3), temperature=0.1), "outputs are torch.float32 (3,)"),
+        (lambda model: mixlab.teacher_targets([], None, temperature=0.1), "got a list; give outputs (T, B, K)"),
+        (lambda model: dino_loss(None, None, temperature=0.1), f"got a NoneType; {HEAD}"),
+    ],
+)
+def test_an_argument_of_another_kind_is_refused_with_a_way_out(
+    give: Callable[[mixlab.Backbone], object], message: str
+) -> None:
+    with pytest.raises(InputError) as refused:
+        give(create_model("vit_tiny", dim=32, depth=1, patch=8, image=16, head_dim=16))
+    assert message in str(refused.value)
+
+
+def with_setting(recipe: str, name: str, value: object) -> TrainConfig:
+    """A recipe with one field set as Python sets it, in whatever type."""
+    config, (*owner, field) = find_recipe(recipe), name.split(".")
+    return (
+        replace(config, method=replace(config.method, **{field: value})) if owner else replace(config, **{field: value})
+    )
+
+
+def test_paths_may_be_texts_and_lists_tuples(tmp_path: Path) -> None:
+    assert mixlab.KnnSettings(k=[5, 10]).k == (5, 10) and mixlab.KnnSettings(k=(np.int64(5),)).k == (5,)
+    model = create_model("vit_tiny", dim=32, depth=1, patch=8, image=16, head_dim=16)
+    settings = mixlab.ProbeSettings(mode="cached", epochs=1, blocks=[1], strategies=["cls"], lrs=[0.1])
+    mixlab.evaluate_linear_probe(model, "shapes:n=16,size=16", settings, folder=str(tmp_path / "probe"))
+    assert (tmp_path / "probe" / "cached" / "best_head.safetensors").is_file()
 
 
 def test_a_single_network_needs_no_list() -> None:

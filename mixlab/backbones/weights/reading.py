@@ -6,6 +6,7 @@ import warnings
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
 from typing import TypeGuard
 
@@ -15,7 +16,7 @@ from torch import Tensor
 from torch.serialization import MAGIC_NUMBER
 
 from mixlab.backbones.weights.rows import rows_from_few_bits
-from mixlab.errors import InputError, few
+from mixlab.errors import InputError, check_kind, few
 
 
 class WeightsError(InputError):
@@ -58,6 +59,7 @@ WRAPPERS = re.compile(r"(?:(?:module|_orig_mod|backbone)\.)*")
 
 def split_part(path: str | Path) -> tuple[Path, str | None]:
     """FILE::PART as a file and one of the models in it; a path that exists may have `::` in its name."""
+    check_kind(path, str | PathLike, "give the path of a file of weights")
     file, separator, part = str(path).rpartition("::")
     return (Path(file), part) if separator and not Path(path).exists() else (Path(path), None)
 

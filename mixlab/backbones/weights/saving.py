@@ -2,7 +2,9 @@
 
 import json
 from collections.abc import Callable, Mapping
+from os import PathLike
 from pathlib import Path
+from typing import get_args
 
 import torch
 from torch import Tensor
@@ -21,7 +23,7 @@ from mixlab.backbones.weights.loading import (
 from mixlab.backbones.weights.reading import StoredWeights, WeightsError, read_metadata, read_weights
 from mixlab.backbones.weights.rows import Bits, is_scale, rows_in_few_bits
 from mixlab.backbones.weights.writing import num_bytes_of, write_safetensors
-from mixlab.errors import InputError, few
+from mixlab.errors import InputError, check_kind, few
 from mixlab.plugins import check_plugins, needed_plugins
 from mixlab.run.aside import written_aside
 from mixlab.run.disk import naming_file
@@ -43,6 +45,9 @@ def save_weights(
     `file_order`.
     """
     bits = bits or (16 if half else 32)
+    if bits not in get_args(Bits):
+        raise WeightsError(f"weights cannot be stored in {bits} bits; choose one of {get_args(Bits)}")
+    check_kind(path, str | PathLike, "give the path of a file")
     path = Path(path)
     if path.is_dir():
         raise WeightsError(f"{path} is a folder; give a file, such as {path / 'model.safetensors'}")
@@ -120,6 +125,7 @@ def read_architecture(path: str | Path) -> Architecture:
 
 def model_from_file(path: str | Path) -> Backbone:
     """Load the model that `save_weights` wrote, architecture and weights; for a run, its exported file."""
+    check_kind(path, str | PathLike, "give the path of a file of mixlab.save_weights, or of a run")
     exported = Path(path) / "weights.safetensors"
     path = exported if exported.is_file() else path
     architecture = read_architecture(path)

@@ -25,7 +25,15 @@ from mixlab.evaluation.detection.evaluate import find_objects, score_detections
 from mixlab.evaluation.detection.regions import DetectorConfig
 from mixlab.evaluation.pyramid import Pyramid
 from mixlab.training.batches import build_batches
-from mixlab.training.config import CheckpointConfig, DataConfig, LogConfig, ModelConfig, OptimConfig, TrainConfig
+from mixlab.training.config import (
+    CheckpointConfig,
+    DataConfig,
+    LogConfig,
+    ModelConfig,
+    OptimConfig,
+    TrainConfig,
+    check_numbers,
+)
 from mixlab.training.distributed import World, num_workers, once_per_machine
 from mixlab.training.live_scores import Score
 from mixlab.training.precision import Precise
@@ -48,13 +56,9 @@ class DetectionConfig(DetectorConfig, DenseConfig):
     score_images: int = 500
 
     def __post_init__(self) -> None:
-        for name in ("channels", "hidden", "candidates", "proposals", "anchors", "regions", "most", "score_images"):
-            number = getattr(self, name)
-            if number is not None and number < 1:
-                raise InputError(f"method.{name} is {number}; give at least 1")
-        for name in ("anchor_scale", "finest"):
-            if getattr(self, name) <= 0:
-                raise InputError(f"method.{name} is {getattr(self, name)}; give a number above 0")
+        counts = ("channels", "hidden", "candidates", "proposals", "anchors", "regions", "most", "score_images")
+        above_zero = ("anchor_scale", "finest")
+        check_numbers(self, "method.", at_least=dict.fromkeys(counts, 1), above_zero=above_zero)
         self.resizing()
 
     @property

@@ -13,9 +13,9 @@ from typing import Any, Literal
 from mixlab.backbones.backbone import Backbone
 from mixlab.data.given import AnyData
 from mixlab.data.labelled import LabelledSplits, labelled_splits
-from mixlab.errors import InputError
+from mixlab.errors import InputError, check_kind, counted
 from mixlab.evaluation.accuracy import Accuracy
-from mixlab.evaluation.feature_cache import Extraction, describe_needs, extract_features
+from mixlab.evaluation.feature_cache import Extraction, check_batch, describe_needs, extract_features
 from mixlab.evaluation.features import FeaturePlan, FeatureTable, head_inputs, published_source
 from mixlab.evaluation.machine import CentreView, Machine, Say, precision_in_use, run_precision
 from mixlab.evaluation.probe.heads import HeadGrid, collect_heads
@@ -70,7 +70,7 @@ def evaluate_linear_probe(
     settings: ProbeSettings = ProbeSettings(),  # noqa: B008  frozen
     *,
     machine: Machine | None = None,
-    folder: Path | None = None,
+    folder: str | Path | None = None,
     resident: bool = False,
     save_every_s: float = SAVE_EVERY_S,
     stop: StopRequests | None = None,
@@ -83,6 +83,7 @@ def evaluate_linear_probe(
     `resident` holds all training images in the device's memory. Raises `Stopped`, with everything saved, after a signal
     while heads are trained, or a request to `stop`.
     """
+    check_kind(settings, ProbeSettings, "give mixlab.ProbeSettings(...)")
     found, splits = as_target(target), labelled_splits(data)
     backbone = found.backbone
     machine = machine or Machine.of(backbone)
@@ -95,7 +96,7 @@ def evaluate_linear_probe(
         if folder is None:
             place = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         else:
-            place = from_first(choose_folder(folder, full, backbone, cut, machine.say))
+            place = from_first(choose_folder(Path(folder), full, backbone, cut, machine.say))
         if machine.world.is_first:
             place.mkdir(parents=True, exist_ok=True)
             stack.enter_context(RunLock(place))
@@ -154,6 +155,8 @@ class _ProbeRun:
     def scores(self, stop: StopRequests | None, save_every_s: float) -> GridScores:
         """Train and score the grid, resuming where an earlier call stopped."""
         settings, world = self.settings, self.machine.world
+        sources = (self.splits.train, self.splits.val) if settings.mode == "cached" else (self.splits.val,)
+        check_batch(self.backbone, self.view, sources, self.machine)
         inputs = head_inputs(self.backbone, settings.blocks, settings.strategies)
         plan = FeaturePlan.build(
             self.backbone, inputs, source=settings.read_source(self.backbone), image=self.view.size
@@ -166,10 +169,9 @@ class _ProbeRun:
             seed=settings.seed,
             world=world,
         )
-        sources = (self.splits.train, self.splits.val) if settings.mode == "cached" else (self.splits.val,)
         if needs := describe_needs(self._extraction(plan), sources, self.machine):
             self.machine.say(needs)
-        heads = f"{len(grid.heads):,} heads of {len(self.splits.classes):,} classes"
+        heads = f"{counted(grid.heads, 'head', 'heads')} of {len(self.splits.classes):,} classes"
         self.machine.say(f"{heads}, {self._cost(plan, grid)}")
         val = self._table("val", plan)
         stream = self._stream(plan)
@@ -188,7 +190,7 @@ class _ProbeRun:
         )
         listening = StopRequests() if stop is None else nullcontext(stop)
         with (
-            self.machine.bar(f"{len(grid.heads)} heads, {settings.mode}", trainer.total_steps) as step,
+            self.machine.bar(f"{counted(grid.heads, 'head', 'heads')}, {settings.mode}", trainer.total_steps) as step,
             listening as asked,
         ):
             trainer.train(asked, step)
@@ -220,7 +222,8 @@ class _ProbeRun:
             start = time.perf_counter()
             plan.extract(self.backbone, blank).cpu()
         each = (time.perf_counter() - start) / len(blank) / world.size
-        what = f"{settings.epochs} epoch{'s' * (settings.epochs != 1)} of {number:,} images in batches of {batch}"
+        epochs, images = counted(settings.epochs, "epoch", "epochs"), counted(number, "image", "images")
+        what = f"{epochs} of {images} in batches of {batch}"
         once, every = each * (number + unseen), each * (settings.epochs * number + unseen)
         if settings.mode == "cached":
             return f"cached: {what}, each image through the network once, {_estimate(once, heads)}"

@@ -61,8 +61,9 @@ class GridScores:
             figures = f"{100 * own.correct / own.n:.1f} % against {100 * self.knn.correct / self.knn.n:.1f} %"
             found.append(f"the probe is below nearest neighbours in the same features, {figures}; give more --epochs")
         if own.n < len(self.heads):
+            same = "the same image" if own.n == 1 else f"the same {own.n} images"
             found.append(
-                f"the best of {len(self.heads)} heads was chosen on the same {own.n} images, so part of its accuracy "
+                f"the best of {len(self.heads)} heads was chosen on {same}, so part of its accuracy "
                 'is luck; --wide shows it as chosen on the other half of them ("other half %")'
             )
         return found

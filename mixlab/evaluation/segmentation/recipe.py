@@ -26,7 +26,15 @@ from mixlab.evaluation.pyramid import Pyramid
 from mixlab.evaluation.segmentation.evaluate import score_label_maps
 from mixlab.evaluation.segmentation.upernet import Inference, Norm, Predictor, UperNet, resize
 from mixlab.training.batches import build_batches
-from mixlab.training.config import CheckpointConfig, DataConfig, LogConfig, ModelConfig, OptimConfig, TrainConfig
+from mixlab.training.config import (
+    CheckpointConfig,
+    DataConfig,
+    LogConfig,
+    ModelConfig,
+    OptimConfig,
+    TrainConfig,
+    check_numbers,
+)
 from mixlab.training.distributed import World, num_workers, once_per_machine
 from mixlab.training.live_scores import Score
 from mixlab.training.precision import Precise
@@ -55,9 +63,8 @@ class SegmentConfig(DenseConfig):
     norm: Norm = "batch"
 
     def __post_init__(self) -> None:
-        for name in ("crop", "short_side", "long_side", "channels", "auxiliary_channels", "score_images"):
-            if getattr(self, name) < 1:
-                raise InputError(f"method.{name} is {getattr(self, name)}; give at least 1")
+        sizes = ("crop", "short_side", "long_side", "channels", "auxiliary_channels", "score_images")
+        check_numbers(self, "method.", at_least=dict.fromkeys(sizes, 1))
         if not 0 < self.scale[0] <= self.scale[1]:
             raise InputError(f"method.scale {self.scale} is not a range of factors; give for example 0.5,2.0")
 

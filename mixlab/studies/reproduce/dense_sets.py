@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from mixlab.data.images import child
-from mixlab.errors import few
+from mixlab.errors import counted, few
 from mixlab.studies.reproduce.folders import DataSet, Found, files_in, folders_in, is_image, stopped, together
 from mixlab.studies.reproduce.imagenet_sets import IMAGENET
 
@@ -90,7 +90,8 @@ def _ade_part(place: Path, part: str, data: DataSet) -> Found:
     if not pairs:
         return stopped(f"no file in {images} has a label map of its name in {masks}: are these one split's?")
     if alone:
-        notes.append(f"{alone:,} files of {part} have no counterpart and are left out")
+        lone = ("file of {0} has no counterpart and is", "files of {0} have no counterpart and are")
+        notes.append(f"{counted(alone, *lone).format(part)} left out")
     if pairs < ADE_PARTS[part]:
         notes.append(f"{part} has {pairs:,} pairs, released are {ADE_PARTS[part]:,}")
     return Found(place, notes=tuple(notes))

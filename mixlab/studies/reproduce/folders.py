@@ -10,7 +10,7 @@ from pathlib import Path
 
 from mixlab.data.decode import SUFFIXES
 from mixlab.data.images import child
-from mixlab.errors import few
+from mixlab.errors import counted, few
 
 ARCHIVES = (".tar", ".tar.gz", ".tgz", ".zip")
 
@@ -79,14 +79,14 @@ def check_classes(
         return stopped(f"{title} need {layout}, such as {known[0]}; {place} holds {there}: {advice}")
     if strange:
         return stopped(
-            f"{place} has {len(strange)} folders that are no class of {title}: {few(strange)}. Move them "
-            "elsewhere: each would count as a class"
+            f"{place} has folders that are no class of {title}: {few(strange)}. Move them elsewhere: each would count "
+            "as a class"
         )
     loose = [name for name in files_in(place) if is_image(name)]
     if loose:
         return stopped(
-            f"{place} has {len(loose):,} images beside its class folders, such as {loose[0]}: then no image has a "
-            "class. Move them into their folders, or elsewhere"
+            f"{place} has {counted(loose, 'image', 'images')} beside its class folders, such as {loose[0]}: then no "
+            "image has a class. Move each into its folder, or elsewhere"
         )
     lacking = [name for name in known if not counts.get(name)]
     notes = []

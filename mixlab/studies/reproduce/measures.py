@@ -50,7 +50,8 @@ def probe_step(setting: ItemSetting, network: Network, name: str, *options: str)
 
 
 def robust_step(setting: ItemSetting, network: Network) -> Planned:
-    """The probe "probe" on the sets of Table 4."""
+    """The probe "probe" on the sets of Table 4, also of a network that was trained with a classifier."""
+    head = setting.place(network) / "probe" / "augmented" / "best_head.safetensors"
     sets = tuple(f"{name}={setting.data[name]}" for name in SHIFTED)
     step = Step(
         f"robust {network.key}",
@@ -59,7 +60,7 @@ def robust_step(setting: ItemSetting, network: Network) -> Planned:
         ("robust", _target(setting, network), "--data", *sets, *_training(setting, network),
          *_tiny(setting, "--limit", "16"), "--run", str(setting.place(network))),
         setting.place(network) / "results" / f"robust_{file_name(network.key)}.json",
-        here=(*_workers(setting), *setting.on),
+        here=(*_workers(setting), *setting.on, "--head", str(head)),
         needs=(f"probe {network.key} probe",),
     )  # fmt: skip
     return Planned(step, _hours(setting, "forward", network, SHIFTED_IMAGES))

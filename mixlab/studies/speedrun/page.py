@@ -121,7 +121,8 @@ def _minutes(records: Sequence[Record]) -> str:
     """What all of them cost."""
     seconds = sum(record["seconds"]["all_in"] for record in records)
     shared = sum(record["seconds"]["all_in"] for record in records if record.get("shares_gpu", False))
-    text = f"All runs together: {seconds / 60:,.0f} minutes all in"
+    minutes = f"{seconds / 60:,.0f} minute{'s' * (round(seconds / 60) != 1)}"
+    text = f"All runs together: {minutes} all in"
     if shared:
         text += f", {shared / 60:,.0f} of them in runs known to have shared the GPU, each counted in full"
     return f"{text}."

@@ -15,6 +15,7 @@ import mixlab
 from mixlab.analysis.exhibit import Exhibit, Picture
 from mixlab.analysis.norms import measure_norms, norms_by_layer
 from mixlab.analysis.registry import ANALYSES, register_analysis
+from mixlab.backbones.backbone import LayerShape
 from mixlab.cli import find_command, main
 from mixlab.errors import InputError
 from mixlab.evaluation.target import Target
@@ -43,7 +44,10 @@ class Loud(mixlab.Backbone):
                 tokens[:, :, 0] *= LOUD
             yield layer, self.layout.split(tokens.flatten(1, 2).clone(), (side, side))
 
-    forward = layer_shapes = None
+    def layer_shapes(self) -> list[LayerShape]:
+        return 2 * [LayerShape(self.dim, PATCH)]
+
+    forward = None
 
 
 def test_loud_patches_are_found_with_their_share_and_their_place() -> None:

@@ -1,6 +1,7 @@
 """Exported folders in transformers' own hands: the same features, and no code of theirs or ours in the folder."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -73,3 +74,13 @@ def test_a_folder_is_not_replaced_unasked(tmp_path: Path, capsys: pytest.Capture
     (tmp_path / "file").touch()
     assert main(["export", "shipped/vit", "--format", "transformers", "--out", str(tmp_path)]) == 1
     assert "is not an empty folder" in " ".join(capsys.readouterr().err.split())
+
+
+def test_an_export_draws_no_bar_and_says_what_reads_it(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["export", "shipped/vit", "--format", "transformers", "--out", str(tmp_path / "folder")]) == 0
+    assert "Writing" not in capfd.readouterr().err
+    card = (tmp_path / "folder" / "README.md").read_text(encoding="utf-8")
+    code = card.split("```python\n")[1].split("```")[0].replace('"..."', repr(str(tmp_path / "folder")))
+    told: dict[str, Any] = {"images": torch.zeros(1, 3, 80, 80)}
+    exec(code, told)
+    assert told["backbone"](pixel_values=told["images"]).feature_maps[-1].shape == (1, 192, 10, 10)

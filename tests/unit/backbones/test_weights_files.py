@@ -195,6 +195,18 @@ def test_a_classifier_is_not_taken_for_a_backbone(model, tmp_path):
     refused(model, tmp_path / "probe.pth", "linear.weight, linear.bias, which no known format has")
 
 
+@pytest.mark.parametrize(
+    ("name", "lost"),
+    [("vit_tiny", "embed.project.weight"), ("vit_tiny", "final_norm.weight"), ("vmamba_tiny", "stem.project.weight")],
+)
+def test_a_file_of_ours_without_an_essential_tensor_is_told_what_it_lacks(name: str, lost: str, tmp_path: Path) -> None:
+    small = {"dims": (16, 32), "depths": (1, 1)} if name == "vmamba_tiny" else {"dim": 64, "depth": 1}
+    model = create_model(name, image=64, **small)
+    entries = {key: value for key, value in model.state_dict().items() if key != lost}
+    torch.save(entries, tmp_path / "half.pth")
+    refused(model, tmp_path / "half.pth", rf"\(mixlab, .*does not fit {name}.*: 1 missing \({lost}\)")
+
+
 def test_a_missing_part_lists_the_parts_there_are(model, state, tmp_path):
     torch.save({"student": state, "dino_loss": {"center": torch.zeros(1)}, "epoch": 1}, tmp_path / "w.pth")
     refused(model, tmp_path / "w.pth", "no 'teacher', but student, dino_loss. Write .*w.pth::student to choose student")

@@ -76,7 +76,7 @@ def test_unpaired_masks_are_counted_and_named(tmp_path: Path, capfd: pytest.Capt
     vit = make_run(tmp_path / "vit", "vit_tiny")
     result = maps([str(vit)], data=str(tmp_path / "set"))
     assert [Path(file).name for file in result["unpaired"]] == ["alone.png"]
-    assert "1 files have no counterpart" in (said := capfd.readouterr().err.replace("\n", "")) and "alone.png" in said
+    assert "1 file has no counterpart" in (said := capfd.readouterr().err.replace("\n", "")) and "alone.png" in said
 
 
 def test_a_photograph_is_cropped_as_knn_does_unless_it_is_to_be_squashed(tmp_path: Path) -> None:

@@ -1,8 +1,10 @@
 """What commands print: people's own words as they are, and every failure in a line."""
 
+import errno
 import io
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -12,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from rich.console import Console
 from safetensors import SafetensorError
@@ -25,7 +28,7 @@ from mixlab.commands.output import console, percent, percent_interval, print_lef
 from mixlab.console import put
 from mixlab.data.decode import UnreadableImage
 from mixlab.data.skipped import TooManyUnreadableError
-from mixlab.errors import InputError
+from mixlab.errors import InputError, counted
 from mixlab.studies.steps import Step, run_steps
 from tests.terminal import terminal
 
@@ -203,3 +206,55 @@ def test_names_with_control_characters_do_nothing_to_a_terminal(capsys: pytest.C
     printed = capsys.readouterr()
     assert printed.out == "a\\x1b[2Jb\tc\n"
     assert printed.err == "error: \\x1b]0;title\\x07 in\nd\\x9b31m\n"
+
+
+OUT_OF_MEMORY = {
+    "torch on a CPU": RuntimeError(
+        "[enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to "
+        "allocate 156250000000 bytes. Error code 12 (Cannot allocate memory)"
+    ),
+    "torch on a GPU": torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total"),
+    "cuBLAS": RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    "Python": MemoryError(),
+    "the system": OSError(errno.ENOMEM, "Cannot allocate memory"),
+}
+
+
+@pytest.mark.parametrize("error", OUT_OF_MEMORY.values(), ids=OUT_OF_MEMORY)
+@pytest.mark.parametrize(
+    ("command", "ways"),
+    [
+        ("rank", "smaller images (--image), fewer images (--num-images), fewer processes that read data (--workers)"),
+        ("knn", "smaller images (--image), smaller batches (--batch), fewer processes that read data (--workers)"),
+        ("pretrain", "smaller batches (--set batch=N) or more passes for each (--set accumulate=N)"),
+    ],
+)
+def test_where_memory_is_not_enough_a_sentence_says_what_to_make_smaller(
+    command: str, ways: str, error: Exception, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def fails(*given: object, **options: object) -> None:
+        raise error
+
+    monkeypatch.setattr("mixlab.commands.help.tyro.cli", fails)
+    assert main([command]) == 1
+    asked = {"torch on a CPU": ": 156.2 GB more were needed", "torch on a GPU": ": 20.00 GiB more were needed"}
+    wanted = next((words for name, words in asked.items() if OUT_OF_MEMORY[name] is error), "")
+    assert said(capfd) == f"error: memory is not enough{wanted}; use {ways}, or a machine with more memory"
+    monkeypatch.setenv("MIXLAB_DEBUG", "1")
+    with pytest.raises(type(error)):
+        main([command])
+
+
+def test_help_has_colours_only_where_they_are_wanted_and_names_what_was_given() -> None:
+    for wishes, coloured in (({"NO_COLOR": "", "TERM": "xterm"}, True), ({"NO_COLOR": "1", "TERM": "xterm"}, False),
+                             ({"NO_COLOR": "", "TERM": "dumb"}, False)):  # fmt: skip
+        with terminal(80, **wishes) as screen, pytest.raises(SystemExit):
+            main(["look", "photo.jpg", "--help"])
+        assert ("\x1b[" in screen.text) == coloured
+        assert "image files, or folders of images." in re.sub(r"\x1b\[[\d;]*m", "", screen.text)
+
+
+def test_one_thing_is_one() -> None:
+    assert [counted(things, "image is", "images are") for things in (0, 1, [5], 2000)] == [
+        "0 images are", "1 image is", "1 image is", "2,000 images are"
+    ]  # fmt: skip

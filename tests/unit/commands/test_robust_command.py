@@ -123,6 +123,36 @@ def test_sets_and_changed_images_keep_files_of_their_own(probed: tuple[Path, Pat
     assert both["measurements"] == on_sets["measurements"] + changed["measurements"]
 
 
+def test_a_run_is_scored_by_the_classifier_it_was_trained_with_before_and_after_a_probe(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, other, data = tmp_path / "sup", make_run(tmp_path / "other", "vit_tiny"), "shapes:n=20,size=32"
+    small = ("model.dim=32", "model.depth=1", "steps=1", "batch=8", "optim.warmup_steps=0", "knn.every_epochs=0")
+    settings = [part for setting in small for part in ("--set", setting)]
+    main(["train", "supervised_vit_tiny64", "--data", data, "--run", str(run), "--device", "cpu", *settings])
+    own, head = run / "classifier.safetensors", run / "probe" / "cached" / "best_head.safetensors"
+
+    def scored(*options: str) -> tuple[dict[str, Any], str]:
+        capsys.readouterr()
+        main(["robust", str(run), "--shifts", data, "--workers", "0", "--device", "cpu", "--json", "-", *options])
+        printed = capsys.readouterr()
+        return json.loads(printed.out), " ".join(printed.err.split())
+
+    before, said = scored()
+    assert before["subject"]["classifier"] == "trained with it" and "corrupted; classifier: trained with it" in said
+    probe(str(run), data=data, mode="cached", epochs=1, strategies=("cls",), blocks=(1,), batch=20, **OPTIONS)
+    after, said = scored()
+    assert after["measurements"] == before["measurements"] and f"this run also has a probe: --head {head}" in said
+    assert scored("--head", str(own))[0]["measurements"] == before["measurements"]
+    probed, said = scored("--head", str(head))
+    assert "classifier: cached probe, 1 epochs, 1 x cls, stream" in said and probed["checksum"] != before["checksum"]
+    assert {m["classifier"] for m in measurements_of(probed, "here")} == {"cached probe, 1 epochs"}
+    in_memory = mixlab.load_classifier(mixlab.model_from_file(run), head=own)
+    assert in_memory.checksum == before["checksum"]
+    with pytest.raises(ValueError, match="was trained with the network of .*sup, not other; score that run"):
+        robust(str(other), shifts=data, head=own, **OPTIONS)
+
+
 def test_a_target_without_a_classifier_and_wrong_names_get_a_sentence(
     probed: tuple[Path, Path], tmp_path: Path
 ) -> None:

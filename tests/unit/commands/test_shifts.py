@@ -14,8 +14,9 @@ from mixlab.cli import main
 from mixlab.data.images import parse_source
 from mixlab.data.shapes import SHAPE_CLASSES
 from mixlab.data.transforms import LUMA
-from mixlab.evaluation.classifier import NamedClassifier, load_classifier
+from mixlab.evaluation.classifier import NamedClassifier
 from mixlab.evaluation.machine import CentreView, Machine
+from mixlab.evaluation.own_classifier import load_classifier
 from mixlab.evaluation.shifts import SHIFTS, ShiftScores, evaluate_shifts, score_shifts, shifted
 from mixlab.run import RunDirectory, Subject, measurements_of
 from mixlab.training.distributed import World

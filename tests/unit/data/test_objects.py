@@ -140,7 +140,7 @@ def test_a_box_that_is_not_four_finite_numbers_is_refused_by_the_name_of_its_ima
 
 def test_images_whose_objects_cannot_be_learnt_from_are_left_out_by_name(folder):
     broken(folder, lambda content: [e.pop("segmentation") for e in content["annotations"] if e["image_id"] == 101])
-    with pytest.warns(UserWarning, match=r"1 images are left out, as all their objects .*: 1\.png"):
+    with pytest.warns(UserWarning, match=r"1 image is left out, as all their objects .*: 1\.png"):
         source = parse_objects(str(folder), keep_empty=False)
     assert [source.name(index) for index in range(len(source))] == ["2.png", "3.png"]
 

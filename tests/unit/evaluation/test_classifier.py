@@ -21,21 +21,14 @@ from mixlab.backbones.weights import WeightsError
 from mixlab.data.imagenet_labels import imagenet_classes
 from mixlab.errors import WorkError
 from mixlab.evaluation.accuracy import write_accuracy
-from mixlab.evaluation.classifier import (
-    ProbedBackbone,
-    _classifier_in,
-    load_classifier,
-    own_probe,
-    probe_classifier,
-    timm_classifier,
-    trained_classifier,
-)
+from mixlab.evaluation.classifier import ProbedBackbone, probe_classifier, timm_classifier, trained_classifier
 from mixlab.evaluation.features import HeadInput
 from mixlab.evaluation.knn import KnnSettings
 from mixlab.evaluation.machine import CentreView, Machine
+from mixlab.evaluation.own_classifier import _classifier_in, load_classifier, own_probe
 from mixlab.evaluation.probe import ProbeSettings
 from mixlab.evaluation.probe_head import ProbeHead, load_head, save_head
-from mixlab.evaluation.target import as_target, load_target
+from mixlab.evaluation.target import as_target, load_target, network_digest
 from mixlab.recipes import RECIPES
 from mixlab.run import RunDirectory
 from mixlab.training.distributed import World
@@ -264,6 +257,21 @@ def test_weights_of_timms_mambaout_bring_their_classifier_under_its_name_in_the_
         found = load_classifier(name, weights=str(tmp_path / "femto.pth"), device="cpu")
         with torch.no_grad():
             assert torch.equal(found.network.eval()(images), theirs(images))
+
+
+def test_a_released_classifier_is_the_default_before_and_after_a_probe(tmp_path: Path) -> None:
+    theirs, file = timm.create_model("mambaout_femto").eval(), tmp_path / "femto.pth"
+    torch.save(theirs.state_dict(), file)
+    backbone = load_target("mambaout_femto", weights=str(file), device="cpu").backbone
+    place = tmp_path / "results" / "probe" / "cached"
+    place.mkdir(parents=True)
+    (place / "settings.json").write_text(json.dumps({"network": network_digest(backbone)}))
+    head = ProbeHead(torch.zeros(2, backbone.dim), torch.zeros(2), HeadInput(1, "mean"), "stream", ("a", "b"))
+    save_head(head, place / "best_head.safetensors")
+    options = {"weights": str(file), "device": "cpu", "results": tmp_path / "results"}
+    assert load_classifier("mambaout_femto", **options).origin == "its own"
+    torch.save({name: value for name, value in theirs.state_dict().items() if "head.fc" not in name}, file)
+    assert load_classifier("mambaout_femto", **options).origin == "probe, 1 x mean, stream"
 
 
 def test_released_weights_of_a_zoo_model_bring_their_classifier(tmp_path: Path) -> None:

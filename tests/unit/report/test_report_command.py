@@ -11,6 +11,7 @@ from example_run import keep_results, make_example
 import mixlab
 from mixlab.analysis.cost import count_macs, on_meta
 from mixlab.commands.report import report
+from mixlab.errors import WorkError
 from mixlab.run import RunDirectory, write_archive
 
 FIELDS = {"dim": 64, "depth": 2, "image": 32, "patch": 8, "head_dim": 16}
@@ -50,6 +51,26 @@ def test_a_network_that_cannot_be_read_does_not_keep_its_results_from_the_page(
     said = " ".join(capfd.readouterr().err.split())
     assert f"{run / 'vit'} is reported without its size and speed: " in said
     assert "vit/results/knn_vit.json" in (tmp_path / "page.html").read_text(encoding="utf-8")
+
+
+def test_a_run_that_cannot_be_written_to_is_reported_without_its_size_and_speed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_trained(tmp_path / "run")
+    RunDirectory.open(run).write_result("knn", {})
+    refused = f"{run} is reported without its size and speed: it cannot be written to, so they are not measured"
+    with monkeypatch.context() as patched:
+        patched.setattr("os.access", lambda place, mode: not Path(place).is_relative_to(run))  # root may write anywhere
+        report([run], out=tmp_path / "page.html")
+    assert refused in " ".join(capsys.readouterr().err.split()) and (tmp_path / "page.html").is_file()
+
+    def full(*_: object) -> None:
+        raise WorkError("cost.json could not be written (No space left on device)")
+
+    monkeypatch.setattr(RunDirectory, "write_result", full)
+    report([run], out=tmp_path / "page.html")
+    assert "size and speed: cost.json could not be written" in " ".join(capsys.readouterr().err.split())
+    assert not (run / "results" / "cost.json").exists()
 
 
 def test_nothing_is_measured_unless_asked(tmp_path: Path) -> None:

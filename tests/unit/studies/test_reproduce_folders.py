@@ -313,7 +313,7 @@ def test_data_with_gaps_is_not_said_to_be_there(root: Path, capsys: pytest.Captu
     save(Image.new("L", (8, 8)), root / "ADEChallengeData2016" / "annotations" / "training" / "alone.png")
     assert main(["reproduce", "mambaout-table3", "--root", str(root)]) == 0
     told = " ".join(capsys.readouterr().err.split())
-    assert "1 files of training have no counterpart" in told and "the data is there" not in told
+    assert "1 file of training has no counterpart" in told and "the data is there" not in told
     assert "the data can be used, with the warnings above: " in told
     plan = plan_item(ITEMS["mambaout-table3"], root=root, run=root / "run")
     _show(Answer(), replace(plan, doubts=()), root)
@@ -326,6 +326,6 @@ def test_a_class_folder_too_many_is_a_problem_and_a_class_too_few_a_note(root: P
     assert any("997 of 1,000 classes" in note for note in DATA_SETS["imagenet"].find(root).notes)
     picture(root / "imagenet" / "train" / "thumbnails" / "1.jpg", 1)
     [problem] = DATA_SETS["imagenet"].find(root).problems
-    assert "1 folders that are no class" in problem and "thumbnails" in problem
+    assert "has folders that are no class" in problem and "thumbnails" in problem
     save(Image.new("L", (8, 8)), root / "ADEChallengeData2016" / "annotations" / "training" / "alone.png")
-    assert any("1 files of training have no counterpart" in note for note in DATA_SETS["ade20k"].find(root).notes)
+    assert any("1 file of training has no counterpart" in note for note in DATA_SETS["ade20k"].find(root).notes)

@@ -4,16 +4,23 @@ import hashlib
 import json
 import multiprocessing
 import os
+import re
 from multiprocessing.synchronize import Event
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from mixlab.backbones.weights.writing import num_bytes_of
 from mixlab.errors import WorkError
+from mixlab.recipes import RECIPES
 from mixlab.training import checkpoint
 from mixlab.training.checkpoint import Checkpoints, write_tensors
+from mixlab.training.log import TrainingProgress
+from mixlab.training.loop import train
+from mixlab.training.settings import override
 
 TENSORS = {
     "matrix": torch.randn(3, 5),
@@ -151,3 +158,41 @@ def test_a_run_can_be_read_at_any_time_while_it_saves_and_keeps_one(tmp_path: Pa
         over.set()
         writer.join()
     assert found == sorted(found)
+
+
+def test_a_disk_without_room_for_a_checkpoint_is_noticed_before_one_is_due(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoints = Checkpoints(tmp_path / "checkpoints", keep=2)
+    needed = num_bytes_of(TENSORS)
+    space = SimpleNamespace(f_frsize=1, f_bavail=needed, f_bfree=needed)
+    monkeypatch.setattr("mixlab.run.disk.os.statvfs", lambda place: space)
+    checkpoints.check_free(500, TENSORS)
+    checkpoints.save(3, TENSORS, {})
+    space.f_bavail = space.f_bfree = needed - 1
+    with pytest.raises(WorkError, match="step-00000500.safetensors would not fit: it needs") as error:
+        checkpoints.check_free(500, TENSORS)
+    assert f"it needs {needed} bytes, {needed - 1} bytes are free in {checkpoints.folder}" in str(error.value)
+    assert "checkpoint is that of step 3. Make room, or keep fewer than 2 (checkpoint.keep)" in str(error.value)
+
+
+def test_a_run_stops_before_its_first_step_or_after_it_where_the_moments_are_too_much(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = ["steps=4", "batch=4", "model.dim=32", "model.depth=1", "model.image=32", "method.size=32",
+                "optim.warmup_steps=0", "log.every_steps=1", "log.tensorboard=false", "data.workers=0",
+                "knn.every_epochs=0"]  # fmt: skip
+    config = override(RECIPES["supervised_vit_tiny64"](), settings)
+    space, done = SimpleNamespace(f_frsize=1, f_bavail=0, f_bfree=0), []
+    monkeypatch.setattr("mixlab.run.disk.os.statvfs", lambda place: space)
+    monkeypatch.setattr(TrainingProgress, "step", lambda self, step: done.append(step))
+    needed = []
+    for steps in (0, 1):
+        with pytest.raises(WorkError, match="step-00000004.safetensors would not fit") as error:
+            train(config, data="shapes:n=8", run=tmp_path / "run", device="cpu")
+        assert len(done) == steps
+        needed.append(float(re.findall(r"it needs ([\d.]+) kB", str(error.value))[0]))
+        space.f_bavail = space.f_bfree = int(1500 * needed[0])
+    assert needed[1] == pytest.approx(3 * needed[0], rel=0.02)  # AdamW has two moments
+    space.f_bavail = space.f_bfree = 2**40
+    assert train(config, data="shapes:n=8", run=tmp_path / "run", device="cpu").step == 4

@@ -1,11 +1,14 @@
 """Which device: alike for every command, with one sentence where there is no such device."""
 
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
 
-from mixlab.training.distributed import World, choose_device, join_world
+from mixlab.training.distributed import World, choose_device, distribute, join_world
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, num_gpus: int) -> None:
@@ -85,3 +88,16 @@ def test_half_of_what_torchrun_sets_gets_a_sentence(monkeypatch: pytest.MonkeyPa
     monkeypatch.delenv("MASTER_ADDR", raising=False)
     with pytest.raises(ValueError, match="not MASTER_ADDR; start with torchrun"), join_world("cpu"):
         pass
+
+
+def test_torch_has_nothing_to_say_about_how_a_network_is_distributed(
+    tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    try:
+        recipe = SimpleNamespace(network=torch.nn.Linear(2, 2))
+        distribute(recipe, "ddp", world=World(torch.device("cpu"), 0, 2), find_unused=False)  # type: ignore[arg-type]
+        assert not recipe.run.forward_sync_buffers
+    finally:
+        dist.destroy_process_group()
+    assert not [warning for warning in recwarn if "broadcast_buffers" in str(warning.message)]

@@ -17,13 +17,21 @@ from mixlab.data.labelled import align
 from mixlab.data.shapes import Shapes
 from mixlab.data.source import split
 from mixlab.errors import InputError
+from mixlab.evaluation.accuracy import write_accuracy
+from mixlab.evaluation.knn import evaluate_knn
+from mixlab.evaluation.settings import KnnSettings
+from mixlab.evaluation.target import load_target
 from mixlab.recipes import RECIPES
+from mixlab.run import RunDirectory
 from mixlab.training.config import KnnConfig
 from mixlab.training.dino import DinoConfig
 from mixlab.training.distributed import World
 from mixlab.training.knn import LabelledFeatures, knn_accuracy
 from mixlab.training.live_scores import KnnScores, validation_set
+from mixlab.training.loop import train
+from mixlab.training.settings import override
 from mixlab.training.supervised import SupervisedConfig
+from tests.drawn_folders import draw_folders
 
 WORLD = World(torch.device("cpu"))
 DATA = "shapes:size=32,n=60"
@@ -54,7 +62,9 @@ def test_the_live_score_is_knn_on_the_two_splits_of_the_data() -> None:
     train, val = parse_source(DATA), parse_source(DATA, split="val")
     with torch.no_grad():
         features = [
-            recipe.teacher.backbone(normalise(torch.stack([source.load(i) for i in range(60)])))
+            recipe.teacher.backbone(
+                normalise(torch.stack([source.load_fitted(i, 37, "crop")[0][:, 2:34, 2:34] for i in range(60)]))
+            )
             for source in (train, val)
         ]
     bank, queries = (LabelledFeatures(f, s.labels()) for f, s in zip(features, (train, val), strict=True))
@@ -68,6 +78,35 @@ def test_classifiers_also_get_their_accuracy_and_go_back_to_training_mode() -> N
     found = dict(scores(DATA, "supervised")(recipe))
     assert set(found) == {"knn_accuracy", "accuracy"} and all(0 <= value <= 1 for value in found.values())
     assert recipe.network.training
+
+
+@pytest.mark.parametrize(
+    ("recipe", "fields"),
+    [
+        ("supervised_vit_tiny64", ("model.image=80", "model.dim=32", "model.depth=1")),  # trained at another size
+        ("supervised_mambaout_femto64", ("model.dims=[8,8,8,8]", "model.depths=[1,1,1,1]", "method.size=32")),
+        ("dino_vit_tiny64", ("model.dim=32", "model.depth=1", "method.num_prototypes=16", "method.num_local=0")),
+    ],
+)
+def test_the_last_live_scores_are_what_is_recorded_afterwards(
+    recipe: str, fields: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    photos, _ = draw_folders(tmp_path)
+    broken = sorted((photos / "val").rglob("*.png"))[0]
+    broken.write_bytes(b"not an image")
+    small = ("steps=6", "batch=8", "optim.warmup_steps=0", "optim.lr=0.01", "precision=fp32", "knn.k=5", *fields)
+    config = override(RECIPES[recipe](), list(small))
+    with pytest.warns(UserWarning, match="skipped"):
+        labelled = recipe.startswith("supervised")
+        train(config, data=str(photos), run=tmp_path / "run", device="cpu", then=write_accuracy if labelled else None)
+        run = RunDirectory(tmp_path / "run")
+        live = run.results()["training"]["figures"]
+        knn = evaluate_knn(load_target(run.path, device="cpu"), str(photos), KnnSettings(k=(5,)))
+    assert live["knn_accuracy"] == pytest.approx(knn.scores[5].estimate.value)
+    if labelled:
+        score = run.results()["accuracy"]["score"]
+        assert live["accuracy"] == pytest.approx(score["top1"]) and score["n"] == knn.scores[5].n
+        assert f"accuracy {score['top1']:.4g} [" in capsys.readouterr().err.splitlines()[-1]
 
 
 def save_images(folder: Path, classes: list[str], each: int) -> None:
