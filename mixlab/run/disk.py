@@ -33,8 +33,9 @@ def naming_file(file: Path, num_bytes: int | None = None, way_out: str = AGAIN) 
 
 def check_free(file: Path, num_bytes: int, way_out: str = AGAIN) -> None:
     """Refuse to begin what ends in a file of so many bytes, in an existing folder that has less room."""
-    disk = os.statvfs(file.parent)
-    free = disk.f_frsize * (disk.f_bavail if os.geteuid() else disk.f_bfree)  # some of it is kept for root
+    disk = shutil.disk_usage(file.parent)
+    is_root = hasattr(os, "geteuid") and os.geteuid() == 0  # for whom some of it is kept
+    free = disk.total - disk.used if is_root else disk.free
     if num_bytes > free:
         room = f"it needs {in_units(num_bytes)}, {in_units(free)} are free in {file.parent}"
         raise WorkError(f"{file} would not fit: {room}; {way_out}")

@@ -165,7 +165,7 @@ def test_a_disk_without_room_for_a_checkpoint_is_noticed_before_one_is_due(
 ) -> None:
     checkpoints = Checkpoints(tmp_path / "checkpoints", keep=2)
     needed = num_bytes_of(TENSORS)
-    space = SimpleNamespace(f_frsize=1, f_bavail=needed, f_bfree=needed)
+    space = SimpleNamespace(f_frsize=1, f_blocks=10**9, f_bavail=needed, f_bfree=needed)
     monkeypatch.setattr("mixlab.run.disk.os.statvfs", lambda place: space)
     checkpoints.check_free(500, TENSORS)
     checkpoints.save(3, TENSORS, {})
@@ -183,7 +183,7 @@ def test_a_run_stops_before_its_first_step_or_after_it_where_the_moments_are_too
                 "optim.warmup_steps=0", "log.every_steps=1", "log.tensorboard=false", "data.workers=0",
                 "knn.every_epochs=0"]  # fmt: skip
     config = override(RECIPES["supervised_vit_tiny64"](), settings)
-    space, done = SimpleNamespace(f_frsize=1, f_bavail=0, f_bfree=0), []
+    space, done = SimpleNamespace(f_frsize=1, f_blocks=10**9, f_bavail=0, f_bfree=0), []
     monkeypatch.setattr("mixlab.run.disk.os.statvfs", lambda place: space)
     monkeypatch.setattr(TrainingProgress, "step", lambda self, step: done.append(step))
     needed = []
