@@ -33,9 +33,9 @@ class ViewedTargets(SeveralTargets):
     file may also be given among the targets."""
     num_images: int | None = None  # number of images, evenly spaced; default: depends on the analysis.
     fit: Fit | None = None
-    """whole (the whole image in its own shape), square (the largest square in the middle), crop (centre crop of it, as
-    in kNN and probes) or squash (the whole image as a square); default: depends on the analysis; square instead of
-    whole for networks that take no other shape."""
+    """whole (the whole image in its own shape, at most 4:1), square (the largest square in the middle), crop (centre
+    crop of it, as in kNN and probes) or squash (the whole image as a square); default: depends on the analysis; square
+    instead of whole for networks that take no other shape."""
 
 
 def command_of(analysis: Analysis) -> Callable[..., dict[str, Any]]:

@@ -201,7 +201,7 @@ def _unscored(content: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
     labels = ", ".join(dict.fromkeys(row["label"] for row in rows))
     return (
         f"no map of {labels} could be scored: at {content['image']} px no map has both foreground and background "
-        "cells; use a larger --image or other --data"
+        "cells; use a larger --image, --fit whole or other --data"
     )
 
 

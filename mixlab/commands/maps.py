@@ -44,9 +44,9 @@ def maps(
             register); or several maps of features, such as cosine+front_cosine.
         layer: read the map after this layer, counted from 0; negative numbers count from the end.
         num_images: number of images to draw, evenly spaced.
-        fit: whole (the whole image in its own shape), square (the largest square in the middle), crop (centre crop of
-            it, as in kNN and probes) or squash (the whole image as a square); also for masks; default: whole, or
-            square for networks that take no other shape.
+        fit: whole (the whole image in its own shape, at most 4:1), square (the largest square in the middle), crop
+            (centre crop of it, as in kNN and probes) or squash (the whole image as a square); also for masks; default:
+            whole, or square for networks that take no other shape.
         pca_fit: fit principal components to each image, or to all images together.
         pca_threshold: colour components where the first one exceeds this, in standard deviations, such as 0; by default
             they are coloured where the map isolation exceeds its mean.

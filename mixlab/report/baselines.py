@@ -1,7 +1,7 @@
 """Maps beside their baselines: how far Binary-AUC lies above a blob in the centre, and above the untrained twin."""
 
 from mixlab.analysis.comparisons import DEFAULT_MAPS, Group, Network, grouped, is_final_layer, over_seeds, preference
-from mixlab.choices import SHOWN_MAP
+from mixlab.choices import SCORED_FIT, SHOWN_MAP
 from mixlab.report.findings import Findings
 from mixlab.report.models import mean_of
 from mixlab.report.table import Cell, Column
@@ -33,7 +33,9 @@ def _is_shown(m: Measurement) -> bool:
 def _columns(groups: list[Group], findings: Findings) -> list[Column]:
     columns = []
     data, image = _images(groups[0])
-    images = f"{data}, {image} px" if image else data
+    fit = groups[0][0]["fit"]
+    parts = (data, f"{image} px" if image else "", "" if fit in (None, SCORED_FIT) else f"fit {fit}")
+    images = ", ".join(filter(None, parts))
     for is_shown in (False, True):
         own = [group for group in groups if (group[0]["map"] == SHOWN_MAP) == is_shown]
         own.sort(key=lambda group: preference(group[0]), reverse=True)  # of one network, the last is shown

@@ -82,8 +82,10 @@ def _model(subject: dict[str, Any], record: Record, findings: Findings, styles: 
 
 
 def _matrix(label: str, beside: Record, findings: Findings) -> dict[str, Any] | None:
-    """Its matrix, of the same run where there are several: at each place the strongest of the heads that were drawn."""
-    records = sorted(findings.of("matrices"), key=lambda record: record.run.path != beside.run.path)
+    """Its matrix on the same image, of the same run where there are several: at each place the strongest of the heads
+    that were drawn."""
+    same = [record for record in findings.of("matrices") if _seen(record) == _seen(beside)]
+    records = sorted(same, key=lambda record: record.run.path != beside.run.path)
     for record in records:
         for model in record.content["models"]:
             if model["label"] == label:
@@ -106,7 +108,7 @@ def _image(record: Record, models: list[dict[str, Any]]) -> str:
     """The first image; if it is the one whose patch reads, with a frame around that patch."""
     image = record.several("images")[0]
     for found in (model["matrix"] for model in models):
-        if found and found["reading"] and _seen(found["record"]) == _seen(record):
+        if found and found["reading"]:
             return inline_picture(framed(image, found["patch"], found["grid"]))
     return photograph(image)
 

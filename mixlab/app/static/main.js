@@ -21,6 +21,7 @@ import { Uploads } from "./uploads.js";
 let about; // what the server offers
 let view; // what is looked at
 let wantedFit; // which may be another than that of the view, where a model takes squares only
+let gridOf = ""; // the picture and the fit whose grids the cards know
 let mask, masking, stage, scores, player, tour;
 let cards = [];
 let numCards = 0;
@@ -90,6 +91,9 @@ function refresh() {
   view = syncControls(about, view, models);
   syncCards(models);
   loadImage();
+  const seen = `${view.image} ${view.fit}`;
+  if (gridOf !== seen) cards.forEach((card) => (card.grid = null)); // another may have another shape
+  gridOf = seen;
   Object.assign(stage, { x: view.x, y: view.y, grid: finestGrid() });
   stage.draw();
   cards.forEach((card) => card.refresh(view, deepestOf(models), stage.image));
@@ -116,8 +120,10 @@ function pick(x, y) {
   pinned = null;
   player.stop();
   moveTo(x, y);
-  const [row, column] = stage.cell();
-  tellSoon(`Patch in row ${row + 1}, column ${column + 1}.`);
+  tellSoon(() => {
+    const [row, column] = stage.cell();
+    return `Patch in row ${row + 1}, column ${column + 1}.`;
+  });
   tour.did("pick");
 }
 
@@ -143,8 +149,9 @@ function nextPatch() {
   tour.did("row");
 }
 
-// To the middle of the patch under a point.
+// To the middle of the patch under a point; to the point itself while the grid of a new picture is not known.
 function moveTo(x, y) {
+  if (!cards.some((card) => card.grid)) return change({ x, y });
   const [height, width] = stage.grid;
   const centre = (share, count) => (Math.min(Math.floor(share * count), count - 1) + 0.5) / count;
   change({ x: centre(x, width), y: centre(y, height) });
@@ -245,6 +252,7 @@ async function useFile(file) {
 
 function choose(id) {
   numChoices++;
+  warn("");
   showPicture(id);
 }
 

@@ -38,7 +38,8 @@ export class Masking {
       if (this.mask.changes !== changes) return;
       this.mask.setRuns(body.mask, body.whole);
       this.host.change({ mask: "sample" });
-      tell("Using the sample's mask.");
+      const isOutside = this.mask.isEmpty && !this.mask.isBlank;
+      tell(isOutside ? "The sample's mask lies outside this crop: the whole image shows it." : "Using the sample's mask.");
     } catch (error) {
       if (this.mask.changes !== changes) return;
       this.host.view().mask = "";
@@ -98,7 +99,8 @@ export class Masking {
       }
       this.mask.refit(body, view.fit, fit);
       this.host.change({ fit, ...more, ...place, mask: "" });
-      if (this.mask.hides) tell("Part of the mask lies outside this crop. It is kept: the whole image shows it.");
+      const outside = this.mask.isEmpty ? "The mask lies" : "Part of the mask lies";
+      if (this.mask.hides) tell(`${outside} outside this crop. It is kept: the whole image shows it.`);
       await this.drawn(true);
     } catch (error) {
       refused(error, `${error.message}.`);

@@ -11,10 +11,10 @@ export function tell(text) {
   element("status").textContent = text;
 }
 
-// For what changes fast: only the last is said.
+// For what changes fast: only the last is said, as it is by then.
 export function tellSoon(text) {
   clearTimeout(timer);
-  timer = setTimeout(() => tell(text), 300);
+  timer = setTimeout(() => tell(text()), 300);
 }
 
 export function warn(text) {

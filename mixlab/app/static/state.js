@@ -39,7 +39,7 @@ export function writeAddress(view) {
   for (const [key, standard] of Object.entries(DEFAULTS)) {
     if (key === "models") view.models.forEach((model) => said.append("model", model));
     else if (key === "overlay") view.overlay || said.set("overlay", "0");
-    else if (view[key] !== standard || (key === "fit" && hasPlaces(view))) said.set(key, ["x", "y"].includes(key) ? view[key].toFixed(4) : view[key]);
+    else if (view[key] !== standard || (key === "fit" && hasPlaces(view))) said.set(key, ["x", "y"].includes(key) ? view[key].toFixed(6) : view[key]);
   }
   return `#${said}`;
 }

@@ -199,6 +199,16 @@ def test_results_without_a_reading_still_have_their_matrices(tmp_path: Path) -> 
     assert not shown([1, 2], {name: values[0] for name, values in whole.items()})
 
 
+@pytest.mark.parametrize("other", [{"images": ["elsewhere"]}, {"protocol": {"fit": "crop"}}])
+def test_the_first_screen_shows_one_image(tmp_path: Path, other: dict[str, Any]) -> None:
+    run = make_example(tmp_path / "run")
+    content, arrays = run.results()["matrices"], dict(run.arrays("matrices"))
+    run.write_result("matrices", content | other, arrays)
+    findings = read_findings([run.path])
+    through = through_models(findings.of("maps"), findings, {})
+    assert through is not None and not through["has_matrices"] and not through["has_readings"]
+
+
 def test_networks_that_were_looked_at_one_by_one_are_shown_together(tmp_path: Path) -> None:
     places = [make_example(tmp_path / name) for name in ("vit-s0", "vit-s1", "vim-s0", "other")]
     for place in places:
