@@ -12,6 +12,7 @@ import mixlab
 from mixlab.app.laboratory import Laboratory
 from mixlab.app.pictures import read_samples
 from mixlab.evaluation.target import Target
+from tests.browser.test_late_answers import held
 from tests.browser.test_page import TWO, canvas, drag, pixels, slide
 from tests.browser.test_page_masks import mask_of
 from tests.browser.visiting import OpenPage, Page, expect, settle
@@ -160,3 +161,36 @@ def test_beside_a_network_that_takes_squares_all_are_shown_the_square_and_the_pa
 def test_a_link_of_before_whole_images_shows_the_square_that_it_meant(open_page: OpenPage) -> None:
     page = open_page(f"{TWO}&x=0.3&y=0.7")
     expect(page.locator("#fit")).to_have_value("square")
+
+
+def test_a_click_on_a_new_picture_before_its_answers_lands_where_it_was(open_page: OpenPage, tmp_path: Path) -> None:
+    page = visit(open_page, tmp_path, "wide")
+    photograph("tall").save(tmp_path / "tall.png")
+    with held(page, lambda request: "/api/questions" in request) as requests:
+        page.set_input_files("#file", tmp_path / "tall.png")
+        requests.wait()
+        page.wait_for_function("() => { const it = document.getElementById('stage'); return it.height > it.width; }")
+        box = page.locator("#stage").bounding_box()
+        assert box is not None
+        page.locator("#stage").click(position={"x": 1.5 / 6 * box["width"], "y": 8.5 / 10 * box["height"]})
+        requests.release()
+    expect(page.locator("#patch-text")).to_have_text("Patch in row 9, column 2 of 10 × 6.")
+    expect(page.locator("#status")).to_have_text("Patch in row 9, column 2.")
+
+
+def test_a_mask_outside_the_crop_is_told_and_kept(open_page: OpenPage, tmp_path: Path) -> None:
+    page = visit(open_page, tmp_path, "wide")
+    page.get_by_text("Draw", exact=True).click()
+    slide(page, "#brush", 5)
+    drag(page, (0.06, 0.5))
+    settle(page)
+    before = mask_of(page)
+    assert (before == 1).any()
+    page.select_option("#fit", "square")
+    expect(page.locator("#status")).to_have_text(
+        "The mask lies outside this crop. It is kept: the whole image shows it."
+    )
+    page.select_option("#fit", "whole")
+    page.wait_for_function("() => location.hash.includes('fit=whole')")
+    settle(page)
+    np.testing.assert_array_equal(mask_of(page), before)
