@@ -15,6 +15,12 @@ from mixlab.ops.mamba2 import reference as mamba2_reference
 from mixlab.ops.ssd import op as ssd_op
 from tests.tolerances import TOLERANCES, relative_error
 
+pytest.importorskip("triton")
+
+from mixlab.ops.short_conv.cuda_short_conv import marches_run
+from mixlab.ops.ssd.cuda_steps import steps_run
+from mixlab.ops.ssd.cuda_triangle import convolved_triangles_run
+
 NAMES = ("projected", "conv_weight", "conv_bias", "dt_bias", "A_log", "skip", "norm_weight", "out_weight")
 
 
@@ -85,6 +91,20 @@ def test_the_kernels_give_the_reference_and_every_gradient(
 @pytest.mark.parametrize("length", [38, 66, 198])
 def test_the_released_base_size_agrees(length: int, poisoned: None) -> None:
     check(mixer_inputs(length, torch.bfloat16, heads=24, state=64, width=64), width=64)
+
+
+def test_every_program_of_a_triangle_is_trusted() -> None:
+    gpu = torch.device("cuda", 0)
+    assert all(convolved_triangles_run(gpu, blocks) for blocks in range(3, 14))
+    assert marches_run(gpu, 2, 1536, 64, 6448) and marches_run(gpu, 1, 384, 64, 1808)
+    assert all(steps_run(gpu, length, directions, 24) for length in (33, 38, 198, 208) for directions in (1, 2))
+
+
+@pytest.mark.parametrize("heads", [1, 2, 3, 7, 9, 11, 13, 16, 31, 48])
+@pytest.mark.parametrize(("length", "directions"), [(38, 1), (38, 2), (70, 2)])
+def test_triangles_of_any_number_of_heads_agree(length: int, directions: int, heads: int, poisoned: None) -> None:
+    inputs = mixer_inputs(length, torch.bfloat16, directions=directions, batch=16, heads=heads, state=64, width=64)
+    check(inputs, width=64)
 
 
 @pytest.mark.parametrize("width", [16, 64])  # in tiles, as a triangle

@@ -71,7 +71,7 @@ def test_a_triangle_of_every_size_agrees_for_any_number_of_heads(poisoned: None)
     from mixlab.ops.ssd.cuda_triangle import triangles_run
 
     for blocks in range(TRIANGLE_LENGTHS[0] // BLOCK + 1, TRIANGLE_LENGTHS[-1] // BLOCK + 1):
-        assert triangles_run(0, blocks)
+        assert triangles_run(torch.device("cuda", 0), blocks)
         for length, groups, per_group in ((0, 1, 7), (-3, 3, 2), (-15, 2, 4 * blocks)):
             inputs = scan_inputs(
                 blocks * BLOCK + length, torch.bfloat16, batch=3, heads=groups * per_group, groups=groups

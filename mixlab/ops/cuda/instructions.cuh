@@ -68,9 +68,25 @@ DEVICE void copy_number_ahead(float* to, const float* from) {
 DEVICE void end_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 DEVICE void wait_for_groups() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
+// Two numbers of 16 bits from global memory, or zeros.
+DEVICE unsigned load_if(bool there, const char* from) {
+  unsigned both;
+  asm volatile(
+      "{ .reg .pred p; setp.ne.b32 p, %1, 0; mov.b32 %0, 0; @p ld.global.nc.b32 %0, [%2]; }"
+      : "=r"(both)
+      : "r"((int)there), "l"(from));
+  return both;
+}
+
 DEVICE float power_of_2(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+DEVICE float hyperbolic_tangent(float x) {  // to 2^-11 of its value, an eighth of what bfloat16 tells apart
+  float y;
+  asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 

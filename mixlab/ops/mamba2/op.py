@@ -74,11 +74,11 @@ def _forward(
     norm_weight: Tensor, out_weight: Tensor, head_dim: int, eps: float, keep_scan: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """The mixer's output; then its scan, or five empty tensors."""
-    from mixlab.ops.mamba2.triton_mamba2 import Scan, mamba2_forward  # here: a machine without a GPU may have no Triton
+    from mixlab.ops.mamba2.triton_mamba2 import mamba2_forward  # here: a machine without a GPU may have no Triton
 
     tensors = (projected, conv_weight, conv_bias, dt_bias, A_log, skip, norm_weight, out_weight)
-    out, scan = mamba2_forward(*tensors, head_dim=head_dim, eps=eps)
-    return out, *(scan if keep_scan else Scan(*(projected.new_empty(0) for _ in Scan._fields)))
+    out, scan = mamba2_forward(*tensors, head_dim=head_dim, eps=eps, keep_scan=keep_scan)
+    return out, *scan
 
 
 def _fake(

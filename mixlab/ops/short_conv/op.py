@@ -43,8 +43,8 @@ def _backward(dout: Tensor, x: Tensor, weight: Tensor, bias: Tensor) -> list[Ten
     x = in_rows(x)
     dx = torch.empty(*x.shape[:2], x.stride(1), dtype=x.dtype, device=x.device)[..., : x.shape[2]]  # strided as x is
     nothing = dout.new_empty(2, *x.shape[:2], 0)
-    dconv = short_conv_backward(dout.contiguous().flatten(2), nothing, x, weight, bias, dx)
-    return [dx, dconv[..., :-1].to(weight.dtype), dconv[..., -1].to(bias.dtype)]
+    dweight, dbias = short_conv_backward(dout.contiguous().flatten(2), nothing, x, weight, bias, dx)
+    return [dx, dweight.to(weight.dtype), dbias.to(bias.dtype)]
 
 
 _conv = Operator(

@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mixlab.ops.add_norm.triton_add_norm import row_unit
+from mixlab.ops.short_conv.cuda_short_conv import march_backward, march_takes
 from mixlab.ops.triton_sums import add_up
 
 WIDTH = 4  # taps: the kernels keep a window of so many tokens in registers
@@ -294,12 +295,16 @@ def short_conv_forward(x: Tensor, weight: Tensor, bias: Tensor, state: int) -> t
     return values, keys, queries
 
 
-def short_conv_backward(dvalues: Tensor, dqk: Tensor, x: Tensor, weight: Tensor, bias: Tensor, dx: Tensor) -> Tensor:
-    """Gradient of weight and bias (R, C, W + 1; the bias last) in float32; that of x goes into `dx`, a slice like x."""
+def short_conv_backward(
+    dvalues: Tensor, dqk: Tensor, x: Tensor, weight: Tensor, bias: Tensor, dx: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Gradients of weight (R, C, W) and bias (R, C) in float32; that of x goes into `dx`, a slice like x."""
     batch, length, channels = x.shape
     directions = weight.shape[0]
     dqueries, dkeys = dqk
     state = dkeys.shape[-1]
+    if march_takes(x, dx, directions=directions, state=state):
+        return march_backward(dvalues, dqk, x, weight, bias, dx)
     inner = channels - 2 * state
     segments = -(-length // SEGMENT)
     unit = row_unit(x)
@@ -310,7 +315,8 @@ def short_conv_backward(dvalues: Tensor, dqk: Tensor, x: Tensor, weight: Tensor,
         x.stride(1) // unit, R=directions, CHANNELS=block, UNIT=unit, AHEAD=AHEAD,
         num_warps=1, maxnreg=BACKWARD_REGISTERS,
     )  # fmt: skip
-    return add_up(partial)
+    dtaps = add_up(partial)
+    return dtaps[..., :-1], dtaps[..., -1]
 
 
 def channel_block(inner: int, state: int) -> int:

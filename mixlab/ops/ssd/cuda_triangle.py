@@ -5,8 +5,7 @@ cannot say. Derivation and costs: README.md.
 """
 
 import ctypes
-import warnings
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -14,18 +13,26 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mixlab.ops.cuda.program import CompileError, Program, compile_program
+from mixlab.ops.cuda.program import Program, compile_program
+from mixlab.ops.cuda.trusted import Trusted
+from mixlab.ops.short_conv.reference import short_conv
 from mixlab.ops.ssd.chunked import ssd_chunked
-from mixlab.ops.ssd.tiling import BLOCK, Tiling
+from mixlab.ops.ssd.tiling import BLOCK, TRIANGLE_SIZE, Tiling
 from mixlab.ops.ssd.triton_steps import Flows, make_steps, steps_backward
 
-SOURCES = Path(__file__).parent
+HERE = Path(__file__).parent
+FORWARD, CONVOLVED, BACKWARD = "triangle_forward", "triangle_convolved", "triangle_backward"  # programs by their names
+FILES = {
+    FORWARD: ("triangle_rows.cuh", "triangle_forward.cu"),
+    CONVOLVED: ("triangle_rows.cuh", "../short_conv/short_conv.cuh", "triangle_convolved.cu"),
+    BACKWARD: ("triangle_backward.cu",),
+}
 ROW_BYTES = 144  # as in triangle.cuh, from row to row in shared memory
+TAPS_BYTES = 64 * 5 * 4  # as in triangle_convolved.cu
 MULTIPROCESSORS = 132  # to divide heads among programs: a constant, so that results do not depend on the GPU
 MULTIPROCESSOR_BYTES = 233_472  # of its shared memory, likewise; 1,024 of each program are not its own
 OVERHEAD_HEADS = 1.5  # what a program does before and after its heads, in heads
 SUMMING = 1.2  # by how much it takes longer to add up the results of several programs, too
-MAX_ERROR = 0.05  # of a program that is not broken: 3e-3 is usual, more where sums cancel
 
 
 class _Shape(ctypes.Structure):
@@ -45,19 +52,19 @@ class Size(NamedTuple):
     def warps(self) -> int:
         return (self.blocks + 1) // 2
 
-    def shared_bytes(self, *, backward: bool) -> int:
+    def shared_bytes(self, program: str) -> int:
         tokens = self.blocks * BLOCK
         rows, decays, room = tokens * ROW_BYTES, 2 * (16 * tokens + 16), self.warps * 8 * ROW_BYTES
-        if not backward:
-            return 2 * rows + decays + room
+        if program != BACKWARD:
+            return 2 * rows + decays + room + (TAPS_BYTES if program == CONVOLVED else 0)
         scores = self.blocks * (self.blocks + 1) // 2
         reads = self.blocks * self.warps - self.warps * (self.warps - 1) // 2
         return 4 * rows + decays + room + 512 * (scores + reads)
 
-    def at_once(self, *, backward: bool) -> int:
+    def at_once(self, program: str) -> int:
         """How many run on a multiprocessor at the same time: as many warps as get the registers that each needs."""
-        warps = 16 if not backward else 12 if self.warps < 4 else 8
-        return min(warps // self.warps, MULTIPROCESSOR_BYTES // (self.shared_bytes(backward=backward) + 1024))
+        warps = 16 if program != BACKWARD else 12 if self.warps < 4 else 8
+        return min(warps // self.warps, MULTIPROCESSOR_BYTES // (self.shared_bytes(program) + 1024))
 
 
 def triangle_forward(
@@ -67,11 +74,41 @@ def triangle_forward(
     q, k, v = (_aligned(t) for t in (q, k, v))
     skip = _numbers(skip)
     y = torch.empty(v.shape, dtype=v.dtype, device=v.device)
-    shape, grid = _shape(q, v, num_reverse, Size(tiles.num_full), backward=False)
-    _loaded(v.device.index, tiles.num_full)[0].launch(
+    shape, grid = _shape(v, q.shape[2], num_reverse, Size(tiles.num_full), FORWARD)
+    _loaded(FORWARD, v.device.index, tiles.num_full).launch(
         grid, q, k, v, steps, skip, y, shape, steps.stride(0), *(_strides(t) for t in (q, k, v, y))
     )
     return y
+
+
+def triangle_convolves(xkq: Tensor, tiles: Tiling) -> bool:
+    """Whether `triangle_convolved` takes these raw rows, which it reads 16 bytes at a time."""
+    aligned = xkq.stride(1) % 8 == xkq.stride(0) % 8 == xkq.data_ptr() % 16 == 0
+    return tiles.is_triangle and aligned and convolved_triangles_run(xkq.device, tiles.num_full)
+
+
+def triangle_convolved(
+    xkq: Tensor, conv_weight: Tensor, conv_bias: Tensor, steps: Tensor, skip: Tensor, tiles: Tiling, *, keep: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The scan of a mixer's raw rows xkq (B, L, E + 2N), with the short convolution in front of it, for all directions.
+
+    q, k (B, L, R, N) and v (B, L, H, P), empty unless they are to be kept, and y (B, L, H, P), dense.
+    """
+    (batch, length, _), directions, num_heads = xkq.shape, len(conv_weight), len(skip)
+    kept = directions if keep else 0
+    q, k, v, y = (
+        torch.empty(batch, length, heads, TRIANGLE_SIZE, dtype=xkq.dtype, device=xkq.device)
+        for heads in (kept, kept, num_heads if keep else 0, num_heads)
+    )
+    num_reverse = num_heads // directions * (directions - 1)
+    shape, grid = _shape(y, directions, num_reverse, Size(tiles.num_full), CONVOLVED)
+    kept_at = (q, k, v) if keep else (0, 0, 0)
+    parameters = (_numbers(conv_weight), _numbers(conv_bias), steps, _numbers(skip))
+    strides = (_Strides(xkq.stride(0), xkq.stride(1), TRIANGLE_SIZE), _strides(q), _strides(y))
+    _loaded(CONVOLVED, xkq.device.index, tiles.num_full).launch(
+        grid, xkq, *parameters, y, *kept_at, shape, steps.stride(0), *strides
+    )
+    return q, k, v, y
 
 
 def triangle_backward(
@@ -81,24 +118,24 @@ def triangle_backward(
     dy, q, k, v = (_aligned(t) for t in (dy, q, k, v))
     skip = _numbers(skip)
     batch, _, num_heads, _ = v.shape
-    shape, grid = _shape(q, v, num_reverse, Size(tiles.num_full), backward=True)
+    shape, grid = _shape(v, q.shape[2], num_reverse, Size(tiles.num_full), BACKWARD)
     dqk = torch.empty(2, shape.group_heads // shape.heads, *q.shape, dtype=q.dtype, device=q.device)
     dv = torch.empty(v.shape, dtype=v.dtype, device=v.device)
     sent = torch.empty(batch, num_heads, tiles.padded, 4, dtype=torch.float32, device=v.device)
     read = torch.empty(1, batch, num_heads, tiles.padded, dtype=torch.float32, device=v.device)
     dense = dy if dy.is_contiguous() else dy.contiguous()  # dv is stored by its strides
     strides = (*(_strides(t) for t in (q, k, v, dense)), _Strides(*dqk.stride()[2:5]))
-    _loaded(v.device.index, tiles.num_full)[1].launch(
+    _loaded(BACKWARD, v.device.index, tiles.num_full).launch(
         grid, q, k, v, dense, steps, skip, *dqk, dv, sent, read, shape, steps.stride(0), *strides, dqk.stride(1)
     )
     return dqk, dv, Flows(sent, read, crossing=sent.new_empty(0, 0, 0, BLOCK))
 
 
-def _shape(q: Tensor, v: Tensor, num_reverse: int, size: Size, *, backward: bool) -> tuple[_Shape, tuple[int, int]]:
+def _shape(v: Tensor, groups: int, num_reverse: int, size: Size, program: str) -> tuple[_Shape, tuple[int, int]]:
     batch, length, num_heads, _ = v.shape
-    group_heads = num_heads // q.shape[2]
-    at_once = MULTIPROCESSORS * size.at_once(backward=backward)
-    heads = share_of_heads(group_heads, programs=batch * q.shape[2], at_once=at_once, summed=backward)
+    group_heads = num_heads // groups
+    at_once, summed = MULTIPROCESSORS * size.at_once(program), program == BACKWARD
+    heads = share_of_heads(group_heads, programs=batch * groups, at_once=at_once, summed=summed)
     return _Shape(length, num_heads, group_heads, num_heads - num_reverse, heads), (num_heads // heads, batch)
 
 
@@ -134,62 +171,22 @@ def _numbers(skip: Tensor) -> Tensor:
 
 
 @cache
-def _loaded(device: int, blocks: int) -> tuple[Program, Program]:
-    """Forward and backward, on the current device."""
+def _loaded(name: str, device: int, blocks: int) -> Program:
+    """On the current device."""
     size, has = Size(blocks), torch.cuda.get_device_properties(device)
-    programs = []
-    for name in ("triangle_forward", "triangle_backward"):
-        code = compile_triangle(name, blocks, capability=(has.major, has.minor))
-        shared_bytes = size.shared_bytes(backward=name == "triangle_backward")
-        programs.append(Program(name, code, threads=32 * size.warps, shared_bytes=shared_bytes))
-    return programs[0], programs[1]
+    code = compile_triangle(name, blocks, capability=(has.major, has.minor))
+    return Program(name, code, threads=32 * size.warps, shared_bytes=size.shared_bytes(name))
 
 
 def compile_triangle(name: str, blocks: int, *, capability: tuple[int, int]) -> bytes:
-    sources = (SOURCES / "triangle.cuh", SOURCES / f"{name}.cu")
-    at_once = Size(blocks).at_once(backward=name == "triangle_backward")
-    return compile_program(name, sources, capability=capability, BLOCKS=blocks, AT_ONCE=at_once)
-
-
-_verdicts: dict[tuple[int, int], bool] = {}
-
-
-def triangles_run(device: int, blocks: int) -> bool:
-    """Whether triangles of so many blocks run on a GPU, and compute there what they should; warns, once, if not."""
-    if not torch.cuda.is_available():  # a fake tensor: nothing will run
-        return False
-    if (device, blocks) not in _verdicts:
-        if torch.cuda.is_current_stream_capturing():
-            return False  # nothing can be compiled or checked now
-        with ThreadPoolExecutor(1) as fresh:  # a thread without autocast, tracing and modes of torch
-            _verdicts[device, blocks] = fresh.submit(_found_right, device, blocks).result()
-    return _verdicts[device, blocks]
-
-
-def _found_right(device: int, blocks: int) -> bool:
-    """Compilers have got kernels wrong before (README.md), so each program is held against plain torch once."""
-    available = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
-    if available < Size(blocks).shared_bytes(backward=True):
-        return False
-    try:
-        with torch.cuda.device(device):
-            error = worst_error(blocks, torch.device("cuda", device))
-        why = None if error < MAX_ERROR else f"their error is {error:.2g}"
-    except CompileError as failure:
-        why = str(failure)
-    if why is not None:
-        warnings.warn(f"scans of {blocks * BLOCK} tokens run on other kernels: {why}", stacklevel=2)
-    return why is None
+    sources = [HERE / file for file in ("triangle.cuh", *FILES[name])]
+    return compile_program(name, sources, capability=capability, BLOCKS=blocks, AT_ONCE=Size(blocks).at_once(name))
 
 
 def worst_error(blocks: int, device: torch.device) -> float:
     """The largest relative error of y and of all gradients, on a small random scan in two directions."""
-    generator = torch.Generator().manual_seed(blocks)
-    length, groups, num_heads, width = blocks * BLOCK - 3, 2, 8, 64
-
-    def draw(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator).to(device)
-
+    draw = _drawing(blocks, device)
+    length, groups, num_heads, width = blocks * BLOCK - 3, 2, 8, TRIANGLE_SIZE
     q, k = draw(2, length, groups, width) / 4, draw(2, length, groups, width) / 4
     v, dy = draw(2, length, num_heads, width), draw(2, length, num_heads, width)
     q, k, v, dy = (t.bfloat16() for t in (q, k, v, dy))
@@ -204,7 +201,43 @@ def worst_error(blocks: int, device: torch.device) -> float:
     y = triangle_forward(q, k, v, steps, skip, tiles, num_reverse=reverse)
     dqk, dv, flows = triangle_backward(dy, q, k, v, steps, skip, tiles, num_reverse=reverse)
     ddt, sums = steps_backward(steps, flows, dt, A, tiles, num_reverse=reverse)
-    found = (y, *dqk.sum(1), dv, ddt, *sums)
-    pairs = zip(found, (expected, *gradients), strict=True)
+    return _largest_error((y, *dqk.sum(1), dv, ddt, *sums), (expected, *gradients))
+
+
+def worst_convolved_error(blocks: int, device: torch.device) -> float:
+    """The largest relative error of y, and of what is kept, of small random rows."""
+    draw = _drawing(blocks, device)
+    length, directions, heads, tiles = blocks * BLOCK - 3, 2, 3, Tiling(BLOCK, blocks, 0)
+    raw = draw(2, length, (heads + 2) * TRIANGLE_SIZE).bfloat16()
+    weight, bias = draw(directions, raw.shape[2], 4) / 2, draw(directions, raw.shape[2]) / 10
+    num_heads = directions * heads
+    dt, A, skip = draw(2, length, num_heads).abs() / 8, -draw(num_heads).exp(), draw(num_heads)
+    exact_raw, taps, shifts, *exact = (t.cpu().double() for t in (raw, weight, bias, dt, A, skip))
+    ways = [short_conv(exact_raw, taps[r], shifts[r], reverse=r == 1) for r in range(directions)]
+    *values, k, q = torch.stack(ways, dim=2).split(TRIANGLE_SIZE, dim=3)  # (B, L, R, 64) each
+    v = torch.stack(values, dim=3).flatten(2, 3)
+    expected = ssd_chunked(q, k, v, *exact, num_reverse=heads)
+    steps = make_steps(dt, A, tiles, num_reverse=heads)
+    found = [triangle_convolved(raw, weight, bias, steps, skip, tiles, keep=keep) for keep in (False, True)]
+    return _largest_error((found[0][3], *found[1]), (expected, q, k, v, expected))
+
+
+def _drawing(seed: int, device: torch.device) -> Callable[..., Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return lambda *shape: torch.randn(shape, generator=generator).to(device)
+
+
+def _largest_error(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
+    pairs = zip(found, expected, strict=True)
     errors = torch.stack([(one.cpu().double() - other).norm() / other.norm() for one, other in pairs]).detach()
     return float(errors.nan_to_num(torch.inf).max())
+
+
+def _most_shared_bytes(blocks: int) -> int:
+    return max(Size(blocks).shared_bytes(program) for program in FILES)
+
+
+triangles_run = Trusted("scans of {} blocks of 16 tokens", worst_error, shared_bytes=_most_shared_bytes)
+convolved_triangles_run = Trusted(
+    "scans of {} blocks of 16 raw tokens", worst_convolved_error, shared_bytes=_most_shared_bytes
+)

@@ -94,7 +94,7 @@ def _triangle_takes(tokens: Tensor, length: int, head_dim: int, state: int) -> b
         return False
     from mixlab.ops.ssd.cuda_triangle import triangles_run  # here: a machine without a GPU may have no Triton
 
-    return triangles_run(tokens.device.index, -(-length // BLOCK))
+    return triangles_run(tokens.device, -(-length // BLOCK))
 
 
 def kernels_take(tokens: Tensor, *, head_dim: int, state: int) -> bool:

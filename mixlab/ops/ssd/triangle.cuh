@@ -163,6 +163,17 @@ struct Copied {
       from += COPIED * rows.step;
     }
   }
+  DEVICE void from(const char* shared) const {  // the way back
+    int row = threadIdx.x / 8;
+    bf16* to = (bf16*)rows.first;
+    shared += row * ROW + threadIdx.x % 8 * 16;
+#pragma unroll
+    for (int turn = 0; turn < COPIES; ++turn) {
+      bool full = (turn + 1) * COPIED <= TOKENS - T + 1;
+      if (full || row + turn * COPIED < length) *(uint4*)to = *(const uint4*)(shared + turn * COPIED * ROW);
+      to += COPIED * rows.step;
+    }
+  }
 };
 
 // Zeros behind the last row, where nothing is copied.

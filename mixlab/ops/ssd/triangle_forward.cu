@@ -1,8 +1,34 @@
-// y = triangle v, for every head of a program.
+// y = triangle v of q, k and v as they are.
 constexpr int FORWARD_BYTES = 2 * BLOCKS * BLOCK + 2 * (int)sizeof(Decays) + WARPS * ROOM;
 
-// Whether a slot is one of the long row's (side 1), which come last; the last half always are.
-DEVICE bool is_long(int warp, int slot) { return slot >= WARPS - 1 || slot >= warp; }
+struct Given {
+  Copied queries, keys, values;
+  CopiedDecays its_decays;
+  char *first_half, *second_half;  // where the heads lie, in turn
+  Decays* decays;
+  DEVICE void scores_from(const char*& q, const char*& k) const {
+    queries.to(first_half), keys.to(second_half);
+    end_group();
+    wait_for_groups();
+    q = first_half, k = second_half;
+  }
+  DEVICE void begin() const {
+    values.to(first_half);
+    its_decays.to(decays);
+    end_group();
+  }
+  DEVICE const char* values_of(int n, bool has_next) {
+    wait_for_groups();
+    __syncthreads();  // this head is there, and nobody reads the one before any more
+    if (has_next) {
+      values.rows.next(), its_decays.next();
+      values.to(n % 2 ? first_half : second_half);
+      its_decays.to(decays + (n + 1) % 2);
+      end_group();
+    }
+    return n % 2 ? second_half : first_half;
+  }
+};
 
 extern "C" __global__ void __launch_bounds__(THREADS, AT_ONCE)
     triangle_forward(const bf16* q, const bf16* k, const bf16* v, const float* steps, const float* skips, bf16* y,
@@ -12,101 +38,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, AT_ONCE)
   char *first_half = shared_memory, *second_half = first_half + BLOCKS * BLOCK;
   Decays* decays = (Decays*)(second_half + BLOCKS * BLOCK);
   const char* room = (char*)(decays + 2) + of.warp * ROOM;
-  const int sides = of.warp < BLOCKS - 1 - of.warp ? 2 : 1;
-
   clear_ends(first_half, 2, shape.length);
-  Copied(q, of_q, here, here.group, shape.length).to(first_half);
-  Copied(k, of_k, here, here.group, shape.length).to(second_half);
-  end_group();
-  wait_for_groups();
-  __syncthreads();
-  unsigned scores[SLOTS + 2][4];  // those on the diagonal come last
-#pragma unroll 1
-  for (int side = 0; side < sides; ++side) {
-    const int i = side ? BLOCKS - 1 - of.warp : of.warp;
-    const unsigned keys = shared_address(second_half) + i * BLOCK + of.right;
-    unsigned queries[4][4], factor[4];
-    float tile[2][4];
-    load_rows(queries, shared_address(first_half) + i * BLOCK + of.left);
-    multiply_by_rows(tile, queries, keys);
-    as_factor(factor, tile);
-#pragma unroll
-    for (int e = 0; e < 4; ++e) (side ? scores[SLOTS + 1][e] : scores[SLOTS][e]) = factor[e];
-#pragma unroll
-    for (int slot = 0; slot < SLOTS; ++slot) {
-      if (is_long(of.warp, slot) != side) continue;
-      const int nearest = side ? of.warp : 0;
-      multiply_by_rows(tile, queries, keys - (slot + 1 - nearest) * BLOCK);
-      as_factor(scores[slot], tile);
-    }
-  }
-  __syncthreads();
-
-  Copied sources(v, of_v, here, here.first_head, shape.length);
-  CopiedDecays its_decays(steps, plane, skips, shape, here);
-  Stored out_rows(of, y, of_y, here, here.first_head, room, shape.length);
-  sources.to(first_half);
-  its_decays.to(decays);
-  end_group();
-#pragma unroll 1
-  for (int n = 0; n < shape.heads; ++n) {
-    const char* now = n % 2 ? second_half : first_half;
-    const Decays* at = decays + n % 2;
-    wait_for_groups();
-    __syncthreads();  // this head is there, and nobody reads the one before any more
-    if (n + 1 < shape.heads) {
-      sources.rows.next(), its_decays.next();
-      sources.to(n % 2 ? first_half : second_half);
-      its_decays.to(decays + (n + 1) % 2);
-      end_group();
-    }
-#pragma unroll 1
-    for (int side = 0; side < sides; ++side) {
-      const int i = side ? BLOCKS - 1 - of.warp : of.warp;
-      float out[8][4] = {}, tile[2][4];
-      unsigned weights[4], own[4], b[4][4];
-      load_columns(b, shared_address(now) + i * BLOCK + of.left);
-#pragma unroll
-      for (int e = 0; e < 4; ++e) own[e] = side ? scores[SLOTS + 1][e] : scores[SLOTS][e];
-      const Diagonal<false> diagonal(of, at->decay + i * T, at->source + i * T, at->skip);
-#pragma unroll
-      for (int t = 0; t < 2; ++t)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          tile[t][e] = diagonal.empty(t, e) ? 0 : element(own, t, e) * diagonal.decay(t, e);
-          if (diagonal.crossed(t, e)) tile[t][e] += diagonal.skips[e % 2];
-        }
-      as_factor(weights, tile);
-      multiply_columns(out, weights, b);
-      // slot s is the block j = nearest - s
-      const int nearest = side ? BLOCKS - 2 : of.warp - 1;
-      const unsigned rows = shared_address(now) + nearest * BLOCK + of.left;
-      const float *sends = at->sends + nearest * T + 2 * of.column, *whole = at->reads + nearest * T + T - 1;
-      float reads[2] = {at->reads[i * T + of.group], at->reads[i * T + of.group + 8]};
-      const auto take = [&](int slot) {
-        const float2 low = *(const float2*)(sends - slot * T), high = *(const float2*)(sends - slot * T + 8);
-        const float between = whole[-slot * T];
-        load_columns(b, rows - slot * BLOCK);
-#pragma unroll
-        for (int t = 0; t < 2; ++t)
-#pragma unroll
-          for (int e = 0; e < 4; ++e) {
-            float send = t ? (e % 2 ? high.y : high.x) : (e % 2 ? low.y : low.x);
-            tile[t][e] = element(scores[slot], t, e) * (reads[e / 2] * send);
-          }
-        reads[0] *= between, reads[1] *= between;
-        as_factor(weights, tile);
-        multiply_columns(out, weights, b);
-      };
-#pragma unroll
-      for (int slot = 0; slot < WARPS - 1; ++slot)
-        if (is_long(of.warp, slot) == side) take(slot);
-      if (side == 1) {
-#pragma unroll
-        for (int slot = WARPS - 1; slot < SLOTS; ++slot) take(slot);
-      }
-      out_rows.block(i, out);
-    }
-    out_rows.rows.next();
-  }
+  Given source = {Copied(q, of_q, here, here.group, shape.length),
+                  Copied(k, of_k, here, here.group, shape.length),
+                  Copied(v, of_v, here, here.first_head, shape.length),
+                  CopiedDecays(steps, plane, skips, shape, here),
+                  first_half,
+                  second_half,
+                  decays};
+  const Stored out_rows(of, y, of_y, here, here.first_head, room, shape.length);
+  multiply_triangles(of, source, decays, out_rows, shape.heads);
 }

@@ -12,6 +12,7 @@
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <utility>
 #include <vector>
 
 struct dim3 { unsigned x, y, z; };
@@ -27,6 +28,8 @@ static inline float4 make_float4(float x, float y, float z, float w) { return {x
 #define __forceinline__ inline
 #define __launch_bounds__(...)
 #define DEVICE inline
+static inline int min(int a, int b) { return a < b ? a : b; }
+static inline int max(int a, int b) { return a > b ? a : b; }
 
 typedef unsigned short bf16;
 
@@ -39,7 +42,7 @@ struct Fiber {
 };
 constexpr size_t STACK = 256 * 1024;
 
-static dim3 threadIdx, blockIdx, blockDim;
+static dim3 threadIdx, blockIdx, blockDim, gridDim;
 static char* shared_memory;
 static std::vector<Fiber> fibers;
 static ucontext_t scheduler;
@@ -78,6 +81,7 @@ static inline unsigned rounded(float x) {
 }
 static inline unsigned pair(float low, float high) { return rounded(low) | rounded(high) << 16; }
 static inline float power_of_2(float x) { return exp2f(x); }
+static inline float hyperbolic_tangent(float x) { return tanhf(x); }
 // Every lane shows some words, then all read what they need of the others.
 template <int WORDS>
 static inline const std::vector<unsigned>& show(const unsigned (&words)[WORDS]) {
@@ -88,9 +92,18 @@ static inline const std::vector<unsigned>& show(const unsigned (&words)[WORDS]) 
   meet_warp();
   return shown;
 }
-static inline int __shfl_sync(unsigned, int value, int lane) {
-  unsigned words[1] = {(unsigned)value};
-  return (int)show(words)[lane * 16];
+template <class Number>
+static inline Number __shfl_sync(unsigned, Number value, int lane) {
+  static_assert(sizeof(Number) == 4);
+  unsigned words[1];
+  memcpy(words, &value, 4);
+  memcpy(&value, &show(words)[lane * 16], 4);
+  return value;
+}
+static inline float __shfl_down_sync(unsigned, float value, int by) {
+  unsigned words[1] = {as_bits(value)};
+  unsigned lane = current % 32;
+  return as_float(show(words)[(lane + by < 32 ? lane + by : lane) * 16]);
 }
 static inline float __shfl_xor_sync(unsigned, float value, int mask) {
   unsigned words[1] = {as_bits(value)};
@@ -142,6 +155,11 @@ static inline unsigned transposed(unsigned matrix) {
   return g % 2 ? low >> 16 | (high & 0xffff0000u) : (low & 0xffffu) | high << 16;
 }
 
+static inline unsigned load_if(bool there, const char* from) {
+  unsigned both = 0;
+  if (there) memcpy(&both, from, 4);
+  return both;
+}
 static inline void copy_later(void* to, const void* from, size_t bytes) {
   if (((uint64_t)to | (uint64_t)from) % bytes) { fprintf(stderr, "%zu bytes are not aligned\n", bytes); abort(); }
   memset(to, 0xff, bytes);  // NaN until it is there
@@ -210,7 +228,7 @@ static inline char* fenced_memory(size_t bytes) {
 
 static inline void launch(dim3 grid, unsigned threads, size_t shared_bytes, std::function<void()> kernel) {
   program = kernel;
-  blockDim = {threads, 1, 1};
+  blockDim = {threads, 1, 1}, gridDim = grid;
   for (unsigned z = 0; z < grid.z; ++z)
     for (unsigned y = 0; y < grid.y; ++y)
       for (unsigned x = 0; x < grid.x; ++x) {
@@ -233,3 +251,19 @@ static inline void launch(dim3 grid, unsigned threads, size_t shared_bytes, std:
         while (run_block(threads)) {}
       }
 }
+
+// A program for ctypes, launched as the driver launches it: by where its arguments are.
+template <class... Arguments, size_t... INDEX>
+static void run(void (*kernel)(Arguments...), dim3 grid, unsigned threads, size_t bytes, void** at,
+                std::index_sequence<INDEX...>) {
+  launch(grid, threads, bytes, [=] { kernel(*(std::remove_reference_t<Arguments>*)at[INDEX]...); });
+}
+template <class... Arguments>
+static void run(void (*kernel)(Arguments...), dim3 grid, unsigned threads, size_t bytes, void** at) {
+  run(kernel, grid, threads, bytes, at, std::index_sequence_for<Arguments...>());
+}
+extern "C" void set_order(int which) { order = (Order)which; }
+#define PROGRAM(name, threads, bytes)                 \
+  extern "C" int name##_threads() { return threads; } \
+  extern "C" int name##_bytes() { return bytes; }     \
+  extern "C" void run_##name(unsigned x, unsigned y, void** at) { run(name, {x, y, 1}, threads, bytes, at); }

@@ -43,18 +43,18 @@ from mixlab.ops.mamba2 import triton_mamba2
 from mixlab.ops.selective_scan import op as selective_op
 from mixlab.ops.selective_scan import triton_selective
 from mixlab.ops.selective_scan.reference import selective_scan_recurrence
+from mixlab.ops.short_conv import cuda_short_conv, triton_short_conv
 from mixlab.ops.short_conv import op as short_conv_op
-from mixlab.ops.short_conv import triton_short_conv
 from mixlab.ops.silu_gate import op as gate_op
 from mixlab.ops.silu_gate import reference as gate_reference
-from mixlab.ops.ssd import cuda_triangle
+from mixlab.ops.ssd import cuda_steps, cuda_triangle
 from mixlab.ops.ssd import op as ssd_op
 from mixlab.ops.ssd.reference import ssd_recurrence
 from mixlab.ops.ssd.tiling import BLOCK, Tiling
 from mixlab.ops.view_entropy import op as entropy_op
 from mixlab.ops.view_entropy import triton_view_entropy
 from tests.tolerances import TOLERANCES, relative_error
-from tests.unit.ops.emulated_triangle import COMPILER, emulation
+from tests.unit.ops.emulated_cuda import COMPILER, emulation
 from tests.unit.ops.interpreted_crops import crop_errors
 
 Run = Callable[..., Any]
@@ -206,8 +206,14 @@ def triangle_errors(length: int, groups: int, num_heads: int, num_reverse: int) 
 
 def self_check_errors() -> Errors:
     """As before the first scan on a GPU."""
+    cpu, scale = torch.device("cpu"), TOLERANCES[torch.float32] / 0.01
     with emulation():
-        return {"worst": cuda_triangle.worst_error(3, torch.device("cpu")) * TOLERANCES[torch.float32] / 0.01}
+        return {
+            "triangle": scale * cuda_triangle.worst_error(3, cpu),
+            "convolved triangle": scale * cuda_triangle.worst_convolved_error(3, cpu),
+            "short convolution": scale * cuda_short_conv.worst_error(2, 64, 64, 400, cpu),
+            "steps": scale * cuda_steps.worst_error(38, 2, 3, cpu),
+        }
 
 
 def in_bfloat16(run: Run, reference: Run, inputs: Sequence[Tensor], *, slack: float = 1.0) -> Errors:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from mixlab.ops.short_conv.reference import short_conv
 from mixlab.ops.ssd.reference import flip_reverse_heads, ssd_recurrence
 from mixlab.ops.ssd.tiling import BLOCK, TRIANGLE_LENGTHS, Tiling
 from tests.tolerances import TOLERANCES, relative_error
@@ -19,15 +20,25 @@ pytest.importorskip("triton")
 
 from mixlab.ops.cuda.program import CompileError
 from mixlab.ops.ssd import cuda_triangle
-from mixlab.ops.ssd.cuda_triangle import Size, compile_triangle, share_of_heads, triangle_backward, triangle_forward
-from tests.unit.ops.emulated_triangle import (
+from mixlab.ops.ssd.cuda_triangle import (
+    BACKWARD,
+    FILES,
+    Size,
+    compile_triangle,
+    share_of_heads,
+    triangle_backward,
+    triangle_convolved,
+    triangle_convolves,
+    triangle_forward,
+)
+from tests.unit.ops.emulated_cuda import (
     COMPILER,
     EmulatedProgram,
     Order,
-    emulated_programs,
     emulation,
     fenced,
     fenced_tensors,
+    triangle_program,
 )
 from tests.unit.ops.launches import SHARED_BYTES, resources_of
 
@@ -133,6 +144,67 @@ def test_no_result_depends_on_which_threads_run_first(
 
 
 @emulated
+@pytest.mark.parametrize("directions", [1, 2])
+@pytest.mark.parametrize("length", [33, 38, 48, 50, 64, 65, 80, 198, 208])
+def test_the_convolution_on_the_way_gives_what_the_reference_does(
+    length: int, directions: int, whole_groups: None
+) -> None:
+    maps: list[mmap.mmap] = []
+    heads, tiles = 2, Tiling(BLOCK, -(-length // BLOCK), 0)
+    generator = torch.Generator().manual_seed(length)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator)
+
+    packed = draw(2, length, 64 * (heads + 2) + 8).bfloat16()
+    raw = fenced(packed, maps).copy_(packed)[..., 8:]  # rows apart, the last of which ends where memory ends
+    weight, bias = draw(directions, raw.shape[2], 4) / 2, draw(directions, raw.shape[2]) / 10
+    num_heads = directions * heads
+    dt, A, skip = torch.rand(2, length, num_heads, generator=generator), -torch.rand(num_heads), draw(num_heads)
+    ways = [short_conv(raw.double(), weight[r].double(), bias[r].double(), reverse=r == 1) for r in range(directions)]
+    *values, k, q = torch.stack(ways, dim=2).split(64, dim=3)
+    v = torch.stack(values, dim=3).flatten(2, 3)
+    reverse = num_heads - heads
+    expected = ssd_recurrence(q, k, v, dt.double(), A.double(), skip.double(), num_reverse=reverse)
+    steps = steps_of(dt, A, tiles, reverse)
+    steps = fenced(steps, maps).copy_(steps)
+    with emulation(), fenced_tensors():
+        *nothing, y = triangle_convolved(raw, weight, bias, steps, skip, tiles, keep=False)
+        *kept, again = triangle_convolved(raw, weight, bias, steps, skip, tiles, keep=True)
+    assert all(t.numel() == 0 for t in nothing) and torch.equal(y, again)
+    for name, found, reference in zip("yqkv", (y, *kept), (expected, q, k, v), strict=True):
+        error = relative_error(found, reference)
+        assert error < TOLERANCES[torch.bfloat16], f"{name} is off by {error:.1e}"
+
+
+@emulated
+@pytest.mark.parametrize("heads_at_once", [1, 2])
+def test_programs_that_share_a_direction_make_what_one_makes(
+    heads_at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiles, generator = Tiling(BLOCK, 3, 0), torch.Generator().manual_seed(0)
+    raw = torch.randn(1, 38, 6 * 64, generator=generator).bfloat16()
+    taps = torch.randn(2, 6 * 64, 4, generator=generator), torch.randn(2, 6 * 64, generator=generator)
+    steps = steps_of(torch.rand(1, 38, 8, generator=generator), -torch.rand(8), tiles, 4)
+    results = []
+    for order, heads in ((Order.EVENLY, 4), (Order.FIRST_AHEAD, heads_at_once), (Order.LAST_AHEAD, heads_at_once)):
+        monkeypatch.setattr(cuda_triangle, "share_of_heads", lambda group_heads, heads=heads, **_: heads)
+        monkeypatch.setattr(EmulatedProgram, "order", order)
+        with emulation(), fenced_tensors():
+            results.append(triangle_convolved(raw, *taps, steps, torch.ones(8), tiles, keep=True))
+    for other in results[1:]:
+        assert all(torch.equal(one, two) for one, two in zip(results[0], other, strict=True))
+
+
+def test_raw_rows_that_are_not_aligned_are_convolved_apart() -> None:
+    tiles, rows = Tiling(BLOCK, 3, 0), torch.zeros(2, 38, 400, dtype=torch.bfloat16)
+    with emulation():
+        assert triangle_convolves(rows[..., 8:], tiles) and not triangle_convolves(rows[..., 4:], tiles)
+        assert not triangle_convolves(rows[..., :396].contiguous(), tiles)
+        assert not triangle_convolves(rows, Tiling(64, 0, 64))
+
+
+@emulated
 def test_strided_rows_are_read_in_place_and_unaligned_ones_are_copied() -> None:
     tiles, generator = Tiling(BLOCK, 3, 0), torch.Generator().manual_seed(0)
     packed = torch.randn(2, 38, 6 * 64 + 4, generator=generator).bfloat16()
@@ -161,9 +233,10 @@ def test_a_network_in_half_precision_gives_its_skip_so() -> None:
 @emulated
 def test_the_sizes_that_python_knows_are_those_of_the_programs() -> None:
     for blocks in (3, 5, 12, 13):
-        for program, backward in zip(emulated_programs(blocks), (False, True), strict=True):
+        for name in FILES:
+            program = triangle_program(name, None, blocks)
             assert program.threads == 32 * Size(blocks).warps
-            assert program.shared_bytes == Size(blocks).shared_bytes(backward=backward)
+            assert program.shared_bytes == Size(blocks).shared_bytes(name)
 
 
 @pytest.mark.parametrize("architecture", SHARED_BYTES)
@@ -173,13 +246,13 @@ def test_every_size_compiles_and_fits_into_registers_and_shared_memory(architect
         compile_triangle("triangle_forward", 3, capability=divmod(architecture, 10))
     except CompileError as missing:
         pytest.skip(str(missing))
-    for blocks, name in product(BLOCKS if architecture == 90 else (3, 13), ("forward", "backward")):
-        used = resources_of(compile_triangle(f"triangle_{name}", blocks, capability=divmod(architecture, 10)))
+    for blocks, name in product(BLOCKS if architecture == 90 else (3, 13), FILES):
+        used = resources_of(compile_triangle(name, blocks, capability=divmod(architecture, 10)))
         size = Size(blocks)
-        warps = size.at_once(backward=name == "backward") * size.warps
+        warps = size.at_once(name) * size.warps
         assert used.registers * 32 * warps <= 2**16, f"{name} of {blocks} blocks: {used}"
-        assert used.stack <= (16 if name == "forward" else 160), f"{name} of {blocks} blocks: {used}"
-        assert size.shared_bytes(backward=name == "backward") <= SHARED_BYTES[90]
+        assert used.stack <= (160 if name == BACKWARD else 24), f"{name} of {blocks} blocks: {used}"
+        assert size.shared_bytes(name) <= SHARED_BYTES[90]
 
 
 def test_an_error_of_the_compiler_says_what_is_wrong() -> None:
@@ -200,18 +273,3 @@ def test_heads_are_divided_so_that_no_multiprocessor_waits_long() -> None:
     assert share_of_heads(24, programs=140, at_once=132, summed=True) < 24  # not one round and a bit of another
     for summed, heads in ((False, 8), (True, 24)):  # 76 heads' time instead of 76.5 is not worth a sum
         assert share_of_heads(24, programs=1024, at_once=396, summed=summed) == heads
-
-
-def test_a_program_that_computes_something_else_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Properties:
-        shared_memory_per_block_optin = SHARED_BYTES[90]
-
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Properties)
-    monkeypatch.setattr(torch.cuda, "device", lambda device: torch.no_grad())
-    for error, right in ((0.003, True), (0.3, False), (float("inf"), False)):
-        monkeypatch.setattr(cuda_triangle, "worst_error", lambda blocks, device, error=error: error)
-        if right:
-            assert cuda_triangle._found_right(0, 13)
-        else:
-            with pytest.warns(UserWarning, match="other kernels: their error is"):
-                assert not cuda_triangle._found_right(0, 13)

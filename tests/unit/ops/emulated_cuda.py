@@ -1,4 +1,4 @@
-"""The CUDA C++ of the triangle on a CPU: compiled by the machine's own compiler, every thread a fiber."""
+"""Programs in CUDA C++ on a CPU: compiled by the machine's own compiler, every thread a fiber."""
 
 import ctypes
 import mmap
@@ -17,10 +17,11 @@ from torch import Tensor
 
 import mixlab
 from mixlab.ops.cuda.program import Argument, pack
-from mixlab.ops.ssd import cuda_triangle
+from mixlab.ops.short_conv import cuda_short_conv
+from mixlab.ops.ssd import cuda_steps, cuda_triangle
 
 HERE = Path(__file__).parent
-SOURCES = Path(mixlab.__file__).parent / "ops" / "ssd"
+SOURCES = Path(mixlab.__file__).parent / "ops"
 COMPILER = shutil.which("g++") or shutil.which("clang++")
 
 
@@ -38,7 +39,7 @@ class EmulatedProgram:
     order = Order.EVENLY
 
     def __init__(self, library: ctypes.CDLL, name: str) -> None:
-        self._run, self._set_order = getattr(library, name), library.set_order
+        self._run, self._set_order = getattr(library, f"run_{name}"), library.set_order
         self.threads = getattr(library, f"{name}_threads")()
         self.shared_bytes = getattr(library, f"{name}_bytes")()
 
@@ -50,19 +51,40 @@ class EmulatedProgram:
 
 
 @cache
-def emulated_programs(blocks: int) -> tuple[EmulatedProgram, EmulatedProgram]:
+def _compiled(file: str, **numbers: int) -> ctypes.CDLL:
     assert COMPILER is not None
     with tempfile.TemporaryDirectory() as folder:
-        library = Path(folder) / "triangle.so"
-        options = ["-std=c++17", "-O1", "-shared", "-fPIC", f"-DBLOCKS={blocks}", f"-I{SOURCES}"]
-        subprocess.run([COMPILER, *options, str(HERE / "triangle_on_cpu.cpp"), "-o", str(library)], check=True)
-        loaded = ctypes.CDLL(str(library))
-    return EmulatedProgram(loaded, "forward"), EmulatedProgram(loaded, "backward")
+        library = Path(folder) / "programs.so"
+        options = ["-std=c++17", "-O1", "-shared", "-fPIC", f"-I{SOURCES}"]
+        options += [f"-D{name}={number}" for name, number in numbers.items()]
+        subprocess.run([COMPILER, *options, str(HERE / file), "-o", str(library)], check=True)
+        return ctypes.CDLL(str(library))
+
+
+def triangle_program(name: str, device: int | None, blocks: int) -> EmulatedProgram:
+    return EmulatedProgram(_compiled("triangle_on_cpu.cpp", BLOCKS=blocks), name)
+
+
+def march_program(device: int | None, directions: int, values: int, keys: int, token_bytes: int) -> EmulatedProgram:
+    sizes = {"DIRECTIONS": directions, "VALUES": values, "KEYS": keys, "X_TOKEN": token_bytes}
+    return EmulatedProgram(_compiled("short_conv_on_cpu.cpp", **sizes), cuda_short_conv.NAME)
+
+
+def steps_program(device: int | None, length: int, directions: int, heads: int) -> EmulatedProgram:
+    sizes = {"LENGTH": length, "DIRECTIONS": directions, "HEADS_OF_ONE": heads}
+    return EmulatedProgram(_compiled("steps_on_cpu.cpp", **sizes), cuda_steps.NAME)
 
 
 @contextmanager
 def emulation() -> Iterator[None]:
-    with patch.object(cuda_triangle, "_loaded", lambda device, blocks: emulated_programs(blocks)):
+    with (
+        patch.object(cuda_triangle, "_loaded", triangle_program),
+        patch.object(cuda_triangle, "convolved_triangles_run", lambda *_: True),
+        patch.object(cuda_short_conv, "_loaded", march_program),
+        patch.object(cuda_short_conv, "marches_run", lambda *_: True),
+        patch.object(cuda_steps, "_loaded", steps_program),
+        patch.object(cuda_steps, "steps_run", lambda *_: True),
+    ):
         yield
 
 

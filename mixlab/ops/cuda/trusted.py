@@ -1,0 +1,48 @@
+"""Which programs in CUDA C++ run on a GPU and compute what they should: compilers have got kernels wrong before."""
+
+import warnings
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+from mixlab.ops.cuda.program import CompileError
+
+MAX_ERROR = 0.05  # of a program that is not broken: 3e-3 is usual, more where sums cancel
+
+
+class Trusted:
+    """Programs are held against plain torch once for each size and GPU; a warning says why others must do instead.
+
+    `worst_error(*size, device)` is their largest relative error there, `shared_bytes(*size)` what they need.
+    """
+
+    def __init__(
+        self, what: str, worst_error: Callable[..., float], *, shared_bytes: Callable[..., int] = lambda *size: 0
+    ) -> None:
+        self.what, self.worst_error, self.shared_bytes = what, worst_error, shared_bytes
+        self._verdicts: dict[tuple[torch.device, *tuple[int, ...]], bool] = {}
+
+    def __call__(self, device: torch.device, *size: int) -> bool:
+        if device.type != "cuda" or not torch.cuda.is_available():  # of a fake tensor: nothing will run
+            return False
+        if (device, *size) not in self._verdicts:
+            if torch.cuda.is_current_stream_capturing():
+                return False  # nothing can be compiled or checked now
+            with ThreadPoolExecutor(1) as fresh:  # a thread without autocast, tracing and modes of torch
+                self._verdicts[device, *size] = fresh.submit(self._found_right, device, *size).result()
+        return self._verdicts[device, *size]
+
+    def _found_right(self, device: torch.device, *size: int) -> bool:
+        available = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
+        if available < self.shared_bytes(*size):
+            return False
+        try:
+            with torch.cuda.device(device):
+                error = self.worst_error(*size, device)
+            why = None if error < MAX_ERROR else f"their error is {error:.2g}"
+        except CompileError as failure:
+            why = str(failure)
+        if why is not None:
+            warnings.warn(f"{self.what.format(*size)} run on other kernels: {why}", stacklevel=2)
+        return why is None
