@@ -1,5 +1,6 @@
 """Binary-AUC accumulated over batches and processes."""
 
+import hashlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -8,6 +9,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from mixlab.analysis.binary_auc import Resize, binary_auc
+from mixlab.errors import InputError
 
 # Scores are summed as whole multiples of 2^-36 (1.5e-11), so a sum does not depend on the order of images, batches or
 # processes; int64 holds 134 million images.
@@ -42,6 +44,7 @@ class BinaryAUC(Metric):
     higher_is_better = True
     full_state_update = False
 
+    arguments: Tensor  # (32,) of int64
     total: Tensor
     num_scored: Tensor
     num_undefined: Tensor
@@ -63,6 +66,10 @@ class BinaryAUC(Metric):
         self.set_dtype(torch.float64)  # of the values that a process without images contributes
         self.ignore, self.normalize, self.resize, self.threshold = ignore, normalize, resize, threshold
         self.thresholds, self.keep_values = thresholds, keep_values
+        # A MetricCollection updates only one of several metrics whose states are equal: with other arguments they never
+        # are. It is the first state, so that metrics of other arguments are refused before anything is added.
+        choices = (ignore, normalize, resize, threshold, _listed(thresholds), keep_values)
+        self.add_state("arguments", default=_digest(choices), dist_reduce_fx=_the_same)
         for name in ("total", "num_scored", "num_undefined"):
             self.add_state(name, default=torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
         if keep_values:
@@ -100,3 +107,21 @@ class BinaryAUC(Metric):
                 parts = [self.values] if isinstance(self.values, Tensor) else self.values
                 values = torch.cat([torch.zeros(0, dtype=torch.float64, device=self.device), *parts])
             return BinaryAUCReport(mean, int(self.num_scored), int(self.num_undefined), values)
+
+
+def _listed(thresholds: int | Sequence[float] | Tensor | None) -> int | list[float] | None:
+    return (
+        thresholds if isinstance(thresholds, int | None) else torch.as_tensor(thresholds, dtype=torch.float64).tolist()
+    )
+
+
+def _digest(choices: tuple[Any, ...]) -> Tensor:
+    """Whole numbers below 256 (32,), which are equal or differ by 1 at least: collections compare with a tolerance."""
+    return torch.tensor(list(hashlib.sha256(repr(choices).encode()).digest()))
+
+
+def _the_same(arguments: Tensor) -> Tensor:
+    """Of processes or metrics (n, 32) that are added up."""
+    if (arguments != arguments[0]).any():
+        raise InputError("BinaryAUC of different arguments cannot be added up; give all of them the same arguments")
+    return arguments[0]

@@ -1,12 +1,14 @@
 """The metric against the function, and two real processes against one."""
 
 import math
+import pickle
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from torchmetrics import MetricCollection
 
 from mixlab import BinaryAUC
 from mixlab.analysis.binary_auc import binary_auc
@@ -128,3 +130,40 @@ def test_without_a_defined_image_the_mean_is_nan_and_the_images_are_counted():
     report = metric.report()
     assert math.isnan(metric.compute().item()) and math.isnan(report.mean)
     assert (report.num_scored, report.num_undefined, report.values) == (0, 3, None)
+
+
+def test_metrics_of_a_collection_have_the_values_of_their_own_arguments():
+    """At first the counts of all of them are equal: no map is inverted, no pixel has the value that is ignored."""
+    generator = torch.Generator().manual_seed(1)
+    masks = (torch.rand(6, 8, 8, generator=generator) < 0.5).long()
+    maps = masks + 0.1 * torch.rand(6, 8, 8, generator=generator)
+    maps[3:] *= -1
+    masks[3:, :3] = 2
+    options = {"paper": {}, "raw": {"normalize": False}, "no twos": {"ignore": 2}, "cut": {"thresholds": (0, 0.5, 1)}}
+    options |= {"again": {}, "cut again": {"thresholds": torch.tensor([0, 0.5, 1])}}
+    metrics = MetricCollection({name: BinaryAUC(**given) for name, given in options.items()})
+    for part in (slice(3), slice(3, 6)):
+        metrics.update(maps[part], masks[part])
+    for name, value in metrics.compute().items():
+        expected = binary_auc(maps, masks, **options[name]).nanmean().item()
+        assert value.item() == pytest.approx(expected, abs=1e-10), name
+    groups = [["again", "paper"], ["cut", "cut again"], ["no twos"], ["raw"]]  # equal ones are updated once
+    assert sorted(sorted(group) for group in metrics.compute_groups.values()) == groups
+    metrics.reset()
+    metrics.update(maps[3:], masks[3:])
+    assert metrics.compute()["raw"].item() == pytest.approx(binary_auc(maps, masks, normalize=False)[3:].mean().item())
+
+
+def test_metrics_of_the_same_arguments_are_added_up_also_after_pickling_and_others_are_refused():
+    maps, masks = sample()
+    parts = [BinaryAUC(normalize=False, keep_values=True) for _ in range(2)]
+    for metric, part in zip(parts, (slice(20), slice(20, None)), strict=True):
+        metric.update(maps[part], masks[part])
+    first, second = (pickle.loads(pickle.dumps(metric)) for metric in parts)
+    first.merge_state(second)
+    expected = binary_auc(maps, masks, normalize=False).nanmean().item()
+    assert first.compute().item() == pytest.approx(expected, abs=1e-10)
+    before = BinaryAUC(keep_values=True)
+    with pytest.raises(ValueError, match="of different arguments cannot be added up"):
+        before.merge_state(first)
+    assert before.num_scored == 0
