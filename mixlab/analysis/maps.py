@@ -19,7 +19,7 @@ from torch import Tensor
 
 from mixlab.analysis.cut import cut_maps
 from mixlab.analysis.isolation import isolation_maps
-from mixlab.analysis.pca import pca_maps
+from mixlab.analysis.pca import first_components
 from mixlab.backbones.backbone import Backbone, Layers, chosen_layers
 from mixlab.backbones.tokens import Features, TokenLayout
 from mixlab.backbones.wrapped import as_backbone
@@ -144,7 +144,7 @@ def _norm(features: Features) -> Tensor:
 
 
 def _first_component(features: Features) -> Tensor:
-    return pca_maps(features.patches).first
+    return first_components(features.patches)
 
 
 def _cut(features: Features) -> Tensor:

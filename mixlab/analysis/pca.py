@@ -74,6 +74,12 @@ def pca_of_each(
     return [maps for group in groups for maps in _fitted_maps(group, threshold)]
 
 
+def first_components(patches: Tensor) -> Tensor:
+    """The first component alone (B, h, w), fitted to each image: no patch is compared with every other."""
+    check_patches(patches)
+    return torch.cat([_fit([each])[0].scores(each)[..., 0] for each in patches.split(1)])
+
+
 def fit_pca(patches: Tensor) -> tuple[PCA, Tensor]:
     """Components of patch features (B, h, w, D) taken together, signs fixed; and the share of variance of each (K,)."""
     return _fit([patches])

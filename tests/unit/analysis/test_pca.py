@@ -6,7 +6,7 @@ import torch
 from sklearn import decomposition
 
 from mixlab.analysis.isolation import isolation_maps
-from mixlab.analysis.pca import fit_pca, pca_maps
+from mixlab.analysis.pca import first_components, fit_pca, pca_maps
 
 
 def scene(seed: int = 0, num: int = 2) -> tuple[torch.Tensor, torch.Tensor]:
@@ -36,6 +36,18 @@ def test_the_first_component_finds_the_object_on_the_positive_side(fit: str) -> 
     assert (maps.foreground == mask).float().mean() > 0.95
     assert maps.first[mask].mean() > 0 > maps.first[~mask].mean()
     assert maps.explained.shape == ((2, 4) if fit == "image" else (1, 4))
+
+
+def test_the_first_component_alone_is_that_of_the_maps_to_the_last_bit() -> None:
+    patches, _ = scene(num=3)
+    assert torch.equal(first_components(patches), pca_maps(patches).first)
+
+
+def test_the_first_component_alone_compares_no_patches_of_a_grid_whose_pairs_would_fill_the_memory() -> None:
+    patches = torch.randn(1, 300, 300, 4, generator=torch.Generator().manual_seed(0)) * torch.tensor([5, 1, 1, 1.0])
+    found = first_components(patches).flatten().numpy()
+    oracle = decomposition.PCA(1).fit_transform(patches.flatten(0, 2).double().numpy())[:, 0]
+    np.testing.assert_allclose(abs(np.corrcoef(found, oracle)[0, 1]), 1, atol=1e-9)
 
 
 def test_turning_features_round_changes_no_picture() -> None:
