@@ -25,9 +25,9 @@ from mixlab.backbones.backbone import (
     check_source,
     chosen_layers,
 )
-from mixlab.backbones.timm_models import create_timm, known_pixels
+from mixlab.backbones.timm_models import create_timm, known_pixels, known_size
 from mixlab.backbones.tokens import Features, TokenLayout, check_images
-from mixlab.errors import InputError, MissingPartError
+from mixlab.errors import InputError, MissingPartError, is_out_of_memory
 from mixlab.mixers import ConvMixing, Mixing, SoftmaxMixing
 
 # timm's arguments that say where weights come from; an architecture may not send us to fetch others.
@@ -73,6 +73,7 @@ class TimmBackbone(Backbone):
         self.layout = _layout(self.model)
         pixels = known_pixels(self.model, timm_name, self.fields)
         self.image, self.channels, self.pixel_mean, self.pixel_std, self.crop_share = pixels
+        self.made_for = known_size(self.model, timm_name, self.fields)
         self.family = _family(self.model)
 
     def architecture(self) -> Architecture:
@@ -107,10 +108,7 @@ class TimmBackbone(Backbone):
     def forward(self, images: Tensor) -> Tensor:
         self._check(images)
         if self.pools_itself:
-            try:
-                found: Tensor = self.model(images)
-            except AssertionError as error:
-                raise self._refused(images, error) from error
+            found: Tensor = self._run(self.model, images)
             if found.ndim == 2:  # else it has no pool: tokens, or a map
                 return found
         ((_, last),) = self.features(images)
@@ -137,7 +135,7 @@ class TimmBackbone(Backbone):
         if isinstance(self.model, MambaOut):
             yield from self._stage_mixings(images, wanted)
         elif isinstance(self.model, VisionTransformer):
-            tokens = self._vit_tokens(images)
+            tokens = self._run(self._vit_tokens, images)
             for index, block in enumerate(self.model.blocks[: wanted[-1] + 1]):
                 with AttentionRecorder(tokens.shape[0], tokens.shape[1], wanted=[0]) as recorder:
                     tokens = block(tokens)
@@ -167,27 +165,42 @@ class TimmBackbone(Backbone):
         """With `norm` after the final norm, unless the model has none that fits every layer."""
         options: dict[str, Any] = {"return_prefix_tokens": True} if self.layout.place != "none" else {}
         options |= {"indices": wanted, "output_fmt": "NCHW", "intermediates_only": True}
-        try:
-            return self.model.forward_intermediates(images, norm=norm, **options)
-        except AssertionError:
-            try:
-                return self.model.forward_intermediates(images, norm=False, **options)
-            except AssertionError as error:
-                raise self._refused(images, error) from error
 
-    def _refused(self, images: Tensor, error: AssertionError) -> InputError:
-        """How timm's models with windows, or positions for one size, refuse others."""
-        width, height, why = images.shape[-1], images.shape[-2], str(error).rstrip(".")
-        advice = ", and for any with model.strict_img_size=false" if "swin" in self.timm_name else ""
+        def intermediates(images: Tensor) -> list[Any]:
+            try:
+                return self.model.forward_intermediates(images, norm=norm, **options)
+            except AssertionError:
+                return self.model.forward_intermediates(images, norm=False, **options)
+
+        return self._run(intermediates, images)
+
+    def _run(self, function: Callable[[Tensor], Any], images: Tensor) -> Any:
+        """What a function of timm's gives, whatever it raises at a size that the model was not made for explained:
+        models with windows, or positions for one size, refuse others in many ways.
+        """
+        try:
+            return function(images)
+        except Exception as error:
+            known = isinstance(error, InputError) or is_out_of_memory(error)
+            if known or torch.compiler.is_compiling() or tuple(images.shape[2:]) == self.made_for:
+                raise
+            raise self._refused(images, error) from error
+
+    def _refused(self, images: Tensor, error: Exception) -> InputError:
+        (height, width), (own_height, own_width) = images.shape[2:], self.made_for
+        why = str(error).strip().partition("\n")[0].rstrip(".")
+        own = f"{own_height} px" if own_height == own_width else f"{own_height} x {own_width} px"
+        takes_any = "swin" in self.timm_name and self.fields.get("strict_img_size", True)
         return InputError(
-            f"{self.name} takes no images of {width} x {height} px ({why}); it is made for {self.image} px{advice}"
+            f"{self.name} takes no images of {height} x {width} px{f' ({why})' if why else ''}; it is made for {own}"
+            f"{', and for any with model.strict_img_size=false' if takes_any else ''}"
         )
 
     def _recorded_mixings(self, images: Tensor, wanted: list[int]) -> Iterator[tuple[int, Mixing]]:
         _, features = next(iter(self.features(images, layers=[0])))
         num_tokens = features.grid[0] * features.grid[1] + self.layout.num_learned
         with AttentionRecorder(len(images), num_tokens, wanted) as recorder:
-            self.model(images)
+            self._run(self.model, images)
         self._check_calls(recorder.num_calls, self.num_layers, f"{self.num_layers} layers")
         for index in wanted:
             yield index, recorder.mixings.pop(index)
@@ -206,7 +219,8 @@ class TimmBackbone(Backbone):
                 f"{self.name} has no branch features: they exist for mixlab's backbones, and for timm's vision "
                 "transformers that add attention and MLP one after the other; use the stream"
             )
-        grid, tokens = self.model.patch_embed.dynamic_feat_size(tuple(images.shape[2:])), self._vit_tokens(images)
+        grid = self.model.patch_embed.dynamic_feat_size(tuple(images.shape[2:]))
+        tokens = self._run(self._vit_tokens, images)
         for index, block in enumerate(self.model.blocks[: wanted[-1] + 1]):
             if index in wanted:
                 branch = BRANCHES[type(block)](block, tokens)
@@ -226,7 +240,13 @@ class TimmBackbone(Backbone):
             )
 
     def _check(self, images: Tensor) -> None:
-        patch = self.model.patch_embed.patch_size[0] if isinstance(self.model, VisionTransformer) else 1
+        patch = 1
+        if isinstance(self.model, VisionTransformer):
+            embed = self.model.patch_embed
+            # Patches of what a stem of convolutions gives are larger in the image; timm pads before the patches.
+            stem = getattr(embed, "feature_ratio", (1, 1))
+            pads = getattr(embed, "dynamic_img_pad", False)
+            patch = max(stem) if pads else self.layer_shapes()[0].stride
         check_images(images, channels=self.channels, patch=patch)
 
 

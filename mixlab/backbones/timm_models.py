@@ -24,16 +24,22 @@ class Pixels(NamedTuple):
 def known_pixels(model: Any, timm_name: str, fields: dict[str, Any]) -> Pixels:
     """As timm knows them; of a model that is registered without a config, the model's own size and ImageNet's scale."""
     config = getattr(model, "pretrained_cfg", None) or {}
-    own = getattr(getattr(model, "patch_embed", None), "img_size", None)
-    has_config = timm.get_pretrained_cfg(timm_name) is not None
-    size = fields.get("img_size") or (None if has_config else own) or config.get("input_size") or 224
     return Pixels(
-        image=size if isinstance(size, int) else size[-1],
+        image=known_size(model, timm_name, fields)[1],
         channels=fields.get("in_chans", 3),
         mean=tuple(config.get("mean") or Backbone.pixel_mean),
         std=tuple(config.get("std") or Backbone.pixel_std),
         crop_share=float(config.get("crop_pct") or Backbone.crop_share),
     )
+
+
+def known_size(model: Any, timm_name: str, fields: dict[str, Any]) -> tuple[int, int]:
+    """The height and the width of images that a model was made for."""
+    own = getattr(getattr(model, "patch_embed", None), "img_size", None)
+    has_config = timm.get_pretrained_cfg(timm_name) is not None
+    config = getattr(model, "pretrained_cfg", None) or {}
+    size = fields.get("img_size") or (None if has_config else own) or config.get("input_size") or 224
+    return (size, size) if isinstance(size, int) else (size[-2], size[-1])
 
 
 def create_timm(name: str, fields: dict[str, Any]) -> Any:

@@ -30,6 +30,7 @@ from mixlab.backbones.map_forms import (
 )
 from mixlab.backbones.tokens import Features, check_images
 from mixlab.errors import InputError
+from mixlab.mixers import Grid
 
 MapFunction = Callable[[nn.Module, Tensor], Any]
 
@@ -90,7 +91,7 @@ class WrappedBackbone(Backbone):
         height, width = images.shape[2:]
         outputs = self._outputs(images)
         for index in chosen_layers(layers, self.num_layers):
-            yield index, self.forms[index].read(outputs[index], (height, width), self._where(index))
+            yield index, self._read(index, outputs[index], (height, width))
 
     def layer_shapes(self) -> list[LayerShape]:
         return [LayerShape(form.width, form.stride) for form in self.forms]
@@ -166,6 +167,18 @@ class WrappedBackbone(Backbone):
             raise InputError(
                 f"{self.name} was wrapped for {self.image} px and refuses {height} x {width} px ({error}); give "
                 f"images, and crops (method.local_size), of {self.image} px"
+            ) from error
+
+    def _read(self, index: int, output: Tensor, image: Grid) -> Features:
+        """The features of a layer; some modules resize images of another size, or pad them, on their own."""
+        try:
+            return self.forms[index].read(output, image, self._where(index))
+        except InputError as error:
+            if image == (self.image, self.image):
+                raise
+            raise InputError(
+                f"{self.name} was wrapped for {self.image} px, and what it gives of {image[0]} x {image[1]} px cannot "
+                f"be read ({error}); give images, and crops (method.local_size), of {self.image} px"
             ) from error
 
     def _where(self, index: int) -> str:

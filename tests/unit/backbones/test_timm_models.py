@@ -253,21 +253,118 @@ def test_weights_of_a_swin_are_read_again_as_they_were_written(tmp_path: Path) -
     assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), again.state_dict().values(), strict=True))
 
 
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("swin_tiny_patch4_window7_224", "made for 224 px, and for any with model.strict_img_size=false"),
-        ("beit_base_patch16_224", "made for 224 px$"),
-        ("maxvit_nano_rw_256", "made for 256 px$"),
-    ],
-)
-def test_a_size_that_a_model_does_not_take_is_named(name: str, said: str) -> None:
+# By an assertion, or by shapes that do not fit together.
+OTHER_SIZES = {
+    "swin_tiny_patch4_window7_224": (96, 64),
+    "beit_base_patch16_224": (96, 64),
+    "maxvit_nano_rw_256": (96, 64),
+    "levit_128s": (96, 64),
+    "pit_ti_224": (96, 64),
+    "coatnet_pico_rw_224": (96, 64),
+    "volo_d1_224": (96, 64),
+    "hiera_tiny_224": (96, 64),
+    "efficientformer_l1": (96, 64),
+    "gcvit_xxtiny": (96, 64),
+    "csatv2": (97, 101),
+    "tresnet_m": (97, 101),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_SIZES)
+def test_a_size_that_a_model_does_not_take_is_named(name: str) -> None:
     with without_storage():
-        model = mixlab.create_model(f"timm/{name}")
-        images = torch.zeros(1, 3, 96, 96)
+        model = mixlab.create_model(f"timm/{name}").eval()
+        images = torch.zeros(1, 3, *OTHER_SIZES[name])
+    height, width = OTHER_SIZES[name]
+    own = timm.get_pretrained_cfg(name).input_size[1]
+    advice = ", and for any with model.strict_img_size=false" if "swin" in name else ""
+    said = rf"timm/{name} takes no images of {height} x {width} px( \(.+\))?; it is made for {own} px{advice}$"
     for call in (model, lambda pixels: list(model.features(pixels))):
-        with pytest.raises(mixlab.InputError, match=rf"timm/{name} takes no images of 96 x 96 px \(.*\); it is {said}"):
+        with pytest.raises(mixlab.InputError, match=said):
             call(images)
+
+
+def test_a_size_at_which_timm_s_code_fails_in_other_ways_is_named() -> None:
+    """By an index that is out of bounds, and by a variable that was never set where only features are asked for."""
+    model = mixlab.create_model("timm/mvitv2_tiny").eval()
+    with pytest.raises(mixlab.InputError, match="timm/mvitv2_tiny takes no images of 225 x 217 px .*made for 224 px"):
+        model(torch.zeros(1, 3, 225, 217))
+    model = mixlab.create_model("timm/resnetv2_18").eval()
+    assert model(torch.zeros(1, 3, 97, 101)).shape == (1, 512)
+    with pytest.raises(mixlab.InputError, match="timm/resnetv2_18 takes no images of 97 x 101 px .*made for 224 px"):
+        list(model.features(torch.zeros(1, 3, 97, 101), layers=[0]))
+
+
+def test_height_stands_before_width_also_in_the_size_that_a_model_was_made_for() -> None:
+    model = mixlab.create_model("timm/vit_tiny_patch16_224", img_size=(96, 224), dynamic_img_size=False, depth=1).eval()
+    assert model(torch.zeros(1, 3, 96, 224)).shape == (1, 192)
+    said = "no images of 224 x 96 px .*made for 96 x 224 px$"
+    for call in (model, model.mixings, lambda images: model.features(images, source="branch")):
+        with pytest.raises(mixlab.InputError, match=said):
+            list(call(torch.zeros(1, 3, 224, 96)))
+
+
+class Failing(nn.Module):
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [AssertionError(), RuntimeError("a bug"), IndexError("a bug")])
+def test_a_bug_keeps_its_traceback_at_the_size_that_a_model_was_made_for(error: Exception) -> None:
+    model = mixlab.create_model("timm/resnet18").eval()
+    model.model.conv1 = Failing(error)
+    with pytest.raises(type(error)) as raised:
+        model(torch.zeros(1, 3, 224, 224))
+    assert raised.value is error
+    bracket = " (a bug)" if str(error) else ""
+    with pytest.raises(mixlab.InputError) as refused:
+        model(torch.zeros(1, 3, 96, 64))
+    assert str(refused.value) == f"timm/resnet18 takes no images of 96 x 64 px{bracket}; it is made for 224 px"
+
+
+def test_memory_that_is_not_enough_is_no_matter_of_the_size_that_a_model_takes() -> None:
+    model = mixlab.create_model("timm/resnet18").eval()
+    for error in (
+        torch.OutOfMemoryError("CUDA out of memory"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory"),
+    ):
+        model.model.conv1 = Failing(error)
+        with pytest.raises(type(error)) as raised:
+            model(torch.zeros(1, 3, 96, 64))
+        assert raised.value is error
+
+
+@pytest.mark.parametrize(("name", "stride"), [("vit_small_r26_s32_224", 32), ("vit_tiny_r_s16_p8_224", 32)])
+@torch.no_grad()
+def test_patches_behind_a_stem_of_convolutions_are_as_large_as_their_part_of_the_image(name: str, stride: int) -> None:
+    """What the stem gives of images that are covered has so many places; timm itself fails on others, or cuts them."""
+    model = mixlab.create_model(f"timm/{name}", depth=1).eval()
+    images = torch.randn(1, 3, 6 * stride, 5 * stride)
+    ((_, features),) = model.features(images)
+    stem = model.model.patch_embed(images)
+    assert features.grid == (6, 5) and stem[..., 0].numel() == 30
+    for call in (model, model.mixings, model.features):
+        with pytest.raises(mixlab.InputError, match=f"200px is not a multiple of patch {stride}; try 192"):
+            list(call(torch.randn(1, 3, 200, 216)))
+
+
+@torch.no_grad()
+def test_a_vit_that_pads_images_takes_any_size_as_if_it_were_padded() -> None:
+    torch.manual_seed(0)
+    model = mixlab.create_model("timm/vit_tiny_patch16_224", dynamic_img_pad=True, depth=2).eval()
+    images = torch.randn(1, 3, 221, 229)
+    padded = nn.functional.pad(images, (0, 240 - 229, 0, 224 - 221))
+    torch.testing.assert_close(model(images), model(padded))
+    (_, found), (_, expected) = *model.features(images), *model.features(padded)
+    assert found.grid == (14, 15)
+    torch.testing.assert_close(found.patches, expected.patches)
+    (_, found), (_, expected) = *model.features(images, source="branch"), *model.features(padded, source="branch")
+    torch.testing.assert_close(found.patches, expected.patches)
+    assert [mixing.values.shape[2] for _, mixing in model.mixings(images)] == [14 * 15 + 1] * 2
 
 
 @pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "resnet18"])

@@ -98,6 +98,16 @@ def test_a_transformer_of_torchvision_has_a_class_token_and_its_grid() -> None:
         model(torch.randn(1, 3, 16, 16))
 
 
+def test_a_size_whose_tokens_are_not_its_patches_names_the_size_that_was_wrapped() -> None:
+    """CrossViT resizes images on its own, so that it always gives the tokens of 240 px."""
+    model = mixlab.create_model("timm/crossvit_tiny_240").eval()
+    said = r"was wrapped for 240 px, and what it gives of 132 x 96 px .*give images, and crops .* of 240 px$"
+    with pytest.raises(mixlab.InputError, match=said):
+        list(model.features(torch.randn(1, 3, 132, 96)))
+    with torch.no_grad():
+        assert model(torch.randn(1, 3, 132, 96)).shape == (1, model.dim)
+
+
 @pytest.mark.parametrize("form", ["map", "channels last", "tokens", "class token"])
 def test_every_form_of_a_map_gives_the_same_patches(form: str) -> None:
     torch.manual_seed(0)
