@@ -1,12 +1,11 @@
 """Any timm model as a backbone, MambaOut among them."""
 
 import json
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Iterator
 from inspect import signature
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from timm.models.beit import Beit
 from timm.models.eva import Eva
 from timm.models.mambaout import MambaOut
@@ -14,8 +13,8 @@ from timm.models.naflexvit import NaFlexVit
 from timm.models.vision_transformer import Block, ResPostBlock, VisionTransformer
 from timm.models.vision_transformer_relpos import VisionTransformerRelPos
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
+from mixlab.backbones.attention_recorder import AttentionRecorder
 from mixlab.backbones.backbone import (
     Architecture,
     Backbone,
@@ -28,7 +27,7 @@ from mixlab.backbones.backbone import (
 from mixlab.backbones.timm_models import create_timm, known_pixels, known_size
 from mixlab.backbones.tokens import Features, TokenLayout, check_images
 from mixlab.errors import InputError, MissingPartError, is_out_of_memory
-from mixlab.mixers import ConvMixing, Mixing, SoftmaxMixing
+from mixlab.mixers import ConvMixing, Mixing
 
 # timm's arguments that say where weights come from; an architecture may not send us to fetch others.
 WEIGHT_SOURCES = ("pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path", "cache_dir")
@@ -37,6 +36,11 @@ WEIGHT_SOURCES = ("pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "che
 BRANCHES: dict[type[nn.Module], Callable[[Any, Tensor], Tensor]] = {
     Block: lambda block, tokens: block.ls1(block.attn(block.norm1(tokens))),
     ResPostBlock: lambda block, tokens: block.norm1(block.attn(tokens)),
+}
+
+# ViTs of language models, whose every layer attends over all tokens: by name, since older versions of timm lack them.
+VISION_TOWERS = {
+    f"{name}{part}" for name in ("Qwen3Vit", "Gemma4Vit", "DeepseekVit") for part in ("Encoder", "Classifier")
 }
 
 
@@ -137,7 +141,7 @@ class TimmBackbone(Backbone):
         elif isinstance(self.model, VisionTransformer):
             tokens = self._run(self._vit_tokens, images)
             for index, block in enumerate(self.model.blocks[: wanted[-1] + 1]):
-                with AttentionRecorder(tokens.shape[0], tokens.shape[1], wanted=[0]) as recorder:
+                with AttentionRecorder(tokens.shape[0], tokens.shape[1], [0], tokens.shape[2]) as recorder:
                     tokens = block(tokens)
                 self._check_calls(recorder.num_calls, 1, f"layer {index}")
                 if index in wanted:
@@ -155,7 +159,8 @@ class TimmBackbone(Backbone):
             return
         self._check(images)
         grid = self.model.patch_embed.dynamic_feat_size(tuple(images.shape[2:]))
-        with AttentionRecorder(len(images), grid[0] * grid[1] + self.layout.num_learned, mixed) as recorder:
+        num_tokens = grid[0] * grid[1] + self.layout.num_learned
+        with AttentionRecorder(len(images), num_tokens, mixed, self.layer_shapes()[-1].width) as recorder:
             found = list(self.features(images, layers=featured))
         self._check_calls(recorder.num_calls, self.num_layers, f"{self.num_layers} layers")
         yield from found
@@ -199,7 +204,7 @@ class TimmBackbone(Backbone):
     def _recorded_mixings(self, images: Tensor, wanted: list[int]) -> Iterator[tuple[int, Mixing]]:
         _, features = next(iter(self.features(images, layers=[0])))
         num_tokens = features.grid[0] * features.grid[1] + self.layout.num_learned
-        with AttentionRecorder(len(images), num_tokens, wanted) as recorder:
+        with AttentionRecorder(len(images), num_tokens, wanted, self.layer_shapes()[-1].width) as recorder:
             self._run(self.model, images)
         self._check_calls(recorder.num_calls, self.num_layers, f"{self.num_layers} layers")
         for index in wanted:
@@ -235,8 +240,9 @@ class TimmBackbone(Backbone):
         if num_calls != expected:
             raise MissingPartError(
                 f"{self.name} has no mixing matrices: it does not attend over all tokens once per layer "
-                f"({num_calls} calls of torch's attention in {where}). Mixlab's backbones, MambaOut and timm's models "
-                "that attend once per layer have them, with timm's fused attention on (its default)"
+                f"({num_calls} calls of torch's attention in {where} are over all tokens). Mixlab's backbones, "
+                "MambaOut and timm's models that attend once per layer have them, with timm's fused attention on (its "
+                "default)"
             )
 
     def _check(self, images: Tensor) -> None:
@@ -259,6 +265,8 @@ def as_json(key: str, value: Any) -> Any:
 
 def _family(model: nn.Module) -> str:
     if isinstance(model, VisionTransformer | VisionTransformerRelPos | NaFlexVit | Eva | Beit):
+        return "attention"
+    if type(model).__name__ in VISION_TOWERS:
         return "attention"
     return "gated_conv" if isinstance(model, MambaOut) else "other"
 
@@ -294,51 +302,3 @@ def _conv_mixing(block: Any, maps: Tensor) -> ConvMixing:
     convolved = block.fc1(block.norm(maps))[..., -block.conv.in_channels :]
     values = convolved.flatten(1, 2).mT.unsqueeze(-1)  # (B, C, L, 1)
     return ConvMixing(values, block.conv.weight.squeeze(1), (maps.shape[1], maps.shape[2]))
-
-
-class AttentionRecorder(TorchFunctionMode):
-    """Counts the calls of torch's attention over all tokens while it is active, and keeps the inputs of the `wanted`
-    ones as mixings. Windows and shortened keys do not count.
-
-    Norms, rotary positions and position biases come along, since they are in what the call is given. Nothing is hooked
-    into the model, and nothing stays on it.
-    """
-
-    def __init__(self, batch: int, num_tokens: int, wanted: Container[int]) -> None:
-        super().__init__()
-        self.everything, self.wanted = (batch, num_tokens), wanted
-        self.num_calls = 0
-        self.mixings: dict[int, SoftmaxMixing] = {}
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func is F.scaled_dot_product_attention:
-            self._record(*args, **kwargs)
-        return func(*args, **kwargs)
-
-    def _record(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attn_mask: Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        scale: float | None = None,
-        enable_gqa: bool = False,
-    ) -> None:
-        if any((t.shape[0], t.shape[-2]) != self.everything or t.ndim != 4 for t in (query, key, value)) or enable_gqa:
-            return
-        if self.num_calls in self.wanted:
-            q = query if scale is None else query * (scale * query.shape[-1] ** 0.5)
-            self.mixings[self.num_calls] = SoftmaxMixing(q, key, value, is_causal, _as_bias(attn_mask, query))
-        self.num_calls += 1
-
-
-def _as_bias(mask: Tensor | None, query: Tensor) -> Tensor | None:
-    """A mask as what is added to the scores (B or 1, H or 1, L, L)."""
-    if mask is None:
-        return None
-    if not mask.is_floating_point():  # True where a token may be seen
-        mask = query.new_zeros(mask.shape).masked_fill(~mask, float("-inf"))
-    return mask.reshape(*(1,) * (4 - mask.ndim), *mask.shape)

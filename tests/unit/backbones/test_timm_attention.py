@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+import timm
 import torch
 import torch.nn.functional as F
 from timm.models.vision_transformer import (
@@ -101,6 +102,60 @@ def test_blocks_that_attend_twice_are_refused(block: type) -> None:
         next(iter(model.features(images, source="branch")))
     ((_, features),) = model.features(images)
     assert features.patches.shape == (2, 4, 4, 64)
+
+
+TOWERS = {
+    "qwen3_vit_88m": {},
+    "gemma4_vit_167m": {"head_dim": 32, "intermediate_size": 128},
+    "deepseek_vit_412m": {},
+}
+
+
+@pytest.mark.parametrize("name", TOWERS)
+@torch.no_grad()
+def test_vits_of_language_models_attend_as_vits(name: str) -> None:
+    if not timm.is_model(name):
+        pytest.skip("this timm lacks it")
+    torch.manual_seed(0)
+    for variant in (name, f"{name}_enc"):
+        model = mixlab.create_model(f"timm/{variant}", **VIT | TOWERS[name]).eval()
+        images = torch.rand(2, 3, 84, 84) if "deepseek" in name else torch.rand(2, 3, 96, 96)
+        with Outputs() as outputs:
+            model.model(images)
+        found = list(model.mixings(images))
+        assert model.family == "attention" and len(found) == 3
+        for (_, mixing), given in zip(found, outputs.given, strict=True):
+            torch.testing.assert_close(mixing.matrix() @ mixing.values, given, rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+def test_heads_that_are_folded_into_the_images_are_unfolded_image_by_image() -> None:
+    """SAM's own windows are all tokens at this size."""
+    torch.manual_seed(0)
+    model = mixlab.create_model("timm/samvit_base_patch16_224", **VIT).eval()
+    for parameter in model.parameters():
+        parameter.add_(0.05 * torch.randn_like(parameter))
+    images = torch.randn(2, 3, 224, 224)
+    with Outputs() as outputs:
+        model(images)
+    found = list(model.mixings(images))
+    assert len(found) == 3
+    for (layer, mixing), given in zip(found, outputs.given, strict=True):
+        assert given.ndim == 3 and mixing.values.shape == (2, 2, 196, 32)
+        torch.testing.assert_close(mixing.matrix() @ mixing.values, given.unflatten(0, (2, 2)), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(mixing.apply(), given.unflatten(0, (2, 2)), rtol=1e-4, atol=1e-4)
+        ((_, alone),) = model.mixings(images[1:], layers=[layer])
+        torch.testing.assert_close(alone.matrix()[0], mixing.matrix()[1], rtol=1e-4, atol=1e-5)
+
+
+def test_windows_are_not_taken_for_heads() -> None:
+    """A strip of 1 x 4 patches is two padded windows of 2 x 2: as many tokens as the image has, and twice the heads."""
+    fields = VIT | {"img_size": 64, "window_size": 2, "global_attn_indexes": (1,), "neck_chans": None}
+    model = mixlab.create_model("timm/samvit_base_patch16", **fields).eval()
+    for height, width in ((16, 64), (64, 96)):
+        with pytest.raises(ValueError, match="1 calls of torch's attention in 3 layers are over all tokens"):
+            list(model.mixings(torch.randn(2, 3, height, width)))
+    assert len(list(model.mixings(torch.randn(2, 3, 32, 32)))) == 3  # one window
 
 
 def test_without_fused_attention_there_is_nothing_to_hear() -> None:
