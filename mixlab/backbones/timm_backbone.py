@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
+from fnmatch import fnmatchcase
 from inspect import signature
 from typing import Any
 
@@ -108,6 +109,13 @@ class TimmBackbone(Backbone):
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         self.model.set_grad_checkpointing(enable)
+
+    def no_weight_decay(self) -> set[str]:
+        return super().no_weight_decay() | self.token_names()
+
+    def token_names(self) -> set[str]:
+        """What timm spares by name: tokens, positions, tables of relative ones, and the networks that make them."""
+        return {f"model.{name}" for name in spared_by_timm(self.model)}
 
     def forward(self, images: Tensor) -> Tensor:
         self._check(images)
@@ -261,6 +269,14 @@ def as_json(key: str, value: Any) -> Any:
         return json.loads(json.dumps(value))
     except TypeError as error:
         raise InputError(f"field {key} is {value!r}, which JSON cannot hold; choose it by name") from error
+
+
+def spared_by_timm(model: nn.Module) -> set[str]:
+    """The matrices that timm's own optimisers do not decay; it names some by a pattern, and some that are not there."""
+    own = getattr(model, "no_weight_decay", None)
+    patterns = list(own()) if callable(own) else []
+    matrices = [name for name, parameter in model.named_parameters() if parameter.ndim > 1]
+    return {name for name in matrices if any(fnmatchcase(name, pattern) for pattern in patterns)}
 
 
 def _family(model: nn.Module) -> str:

@@ -11,6 +11,7 @@ from mixlab.backbones.timm_backbone import (
     NoIntermediatesError,
     TimmBackbone,
     as_json,
+    spared_by_timm,
 )
 from mixlab.backbones.timm_models import create_timm, known_pixels
 from mixlab.backbones.tokens import check_images
@@ -62,6 +63,9 @@ class TimmFeatures(WrappedBackbone):
         finally:
             self.network.train(was_training)
         return width if isinstance(found, Tensor) and found.shape == (1, width) else None
+
+    def token_names(self) -> set[str]:
+        return {f"network.{name}" for name in spared_by_timm(self.network)}
 
     def architecture(self) -> Architecture:
         fields = {key: as_json(key, value) for key, value in self.fields.items() if key not in WEIGHT_SOURCES}

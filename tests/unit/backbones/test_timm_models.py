@@ -367,6 +367,25 @@ def test_a_vit_that_pads_images_takes_any_size_as_if_it_were_padded() -> None:
     assert [mixing.values.shape[2] for _, mixing in model.mixings(images)] == [14 * 15 + 1] * 2
 
 
+DECAYING = ["vit_tiny_patch16_224", "swin_tiny_patch4_window7_224", "swinv2_tiny_window8_256", "beit_base_patch16_224",
+            "levit_128s", "mvitv2_tiny", "tnt_s_legacy_patch16_224", "crossvit_tiny_240", "resnet18"]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DECAYING)
+def test_what_decays_of_a_timm_model_is_what_timm_s_own_optimisers_decay(name: str) -> None:
+    with without_storage():
+        model = mixlab.create_model(f"timm/{name}")
+    network = model.model if hasattr(model, "model") else model.network
+    spared = network.no_weight_decay() if hasattr(network, "no_weight_decay") else ()
+    groups = timm.optim.param_groups_weight_decay(model, 0.1, no_weight_decay_list={f"*.{part}" for part in spared})
+    names = {id(parameter): key for key, parameter in model.named_parameters()}
+    decayed = {names[id(part)] for group in groups if group["weight_decay"] for part in group["params"]}
+    assert set(names.values()) - model.no_weight_decay() == decayed
+    assert model.token_names() <= model.no_weight_decay()
+    without = ("resnet18", "swinv2_tiny_window8_256")  # timm's SwinV2 names modules, of which it spares nothing
+    assert bool(model.token_names()) == (name not in without)
+
+
 @pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "resnet18"])
 def test_a_timm_model_without_a_pool_has_the_summary_of_its_last_layer(name: str) -> None:
     """timm's own output is tokens or a map then."""

@@ -240,6 +240,23 @@ def test_what_decays_is_what_has_two_dimensions_in_the_released_code() -> None:
     assert decayed(replace(free, decay_tokens=False), "dinovim_tiny") == ours - tokens
 
 
+def test_tokens_of_timm_s_models_decay_unless_they_are_spared() -> None:
+    spared = {
+        "vit_small_patch16_dinov3": {"cls_token", "reg_token"},
+        "vit_tiny_patch16_224": {"cls_token", "pos_embed"},
+    }
+    for name, tokens in spared.items():
+        recipes = [
+            DinoRecipe(replace(CONFIG, decay_tokens=decay), create_model(f"timm/{name}", depth=1), total_steps=1)
+            for decay in (True, False)
+        ]
+        every, some = (
+            {key for group in parameter_groups(recipe.network, recipe.no_weight_decay()) if group["decay"]
+             for key in group["names"]} for recipe in recipes
+        )  # fmt: skip
+        assert every - some == {f"backbone.model.{token}" for token in tokens} and some < every
+
+
 @pytest.mark.parametrize("dropping", [True, False])
 def test_the_teacher_drops_paths_only_where_it_is_asked_to(dropping: bool) -> None:
     backbone = create_model("vit_tiny", dim=32, depth=4, patch=8, image=32, head_dim=16, drop_path=0.9)

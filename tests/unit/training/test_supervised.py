@@ -2,11 +2,13 @@
 
 import numpy as np
 import pytest
+import timm
 import torch
 import torch.nn.functional as F
 from PIL import Image, ImageEnhance, ImageOps
 from timm.data import auto_augment as timm_moves
 from timm.data.mixup import rand_bbox
+from timm.optim import param_groups_weight_decay
 
 from mixlab.backbones.zoo import create_model
 from mixlab.data.crops import normalise
@@ -27,6 +29,7 @@ from mixlab.training.augment import (
     rand_augment,
     soft_targets,
 )
+from mixlab.training.optim import parameter_groups
 from mixlab.training.recipe import BatchPart
 from mixlab.training.supervised import SupervisedConfig, SupervisedRecipe
 
@@ -252,6 +255,19 @@ def test_a_recipe_exports_the_trained_backbone_and_its_classifier(name: str) -> 
     shared = {key.removeprefix("backbone."): value for key, value in recipe.network.state_dict().items()}
     for key, value in recipe.exported().state_dict().items():
         assert torch.equal(value, shared[key.removeprefix("model.")]), key
+
+
+@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "swin_tiny_patch4_window7_224"])
+def test_training_with_labels_spares_what_timm_spares_and_the_classifier_s_bias(name: str) -> None:
+    shallow = {"depths": (1, 1, 1, 1)} if "swin" in name else {"depth": 1}
+    recipe = SupervisedRecipe(SupervisedConfig(size=224), create_model(f"timm/{name}", **shallow), num_classes=5)
+    groups = parameter_groups(recipe.network, recipe.no_weight_decay())
+    ours = [{name for group in groups if group["decay"] == decay for name in group["names"]} for decay in (False, True)]
+    network = timm.create_model(name, num_classes=5, **shallow)
+    names = {id(parameter): key for key, parameter in network.named_parameters()}
+    theirs = param_groups_weight_decay(network, 0.1, no_weight_decay_list=network.no_weight_decay())
+    assert ours == [{names[id(parameter)] for parameter in group["params"]} for group in theirs]
+    assert any("table" in key or "cls_token" in key for key in ours[0])
 
 
 def test_data_without_labels_is_refused_with_a_way_out() -> None:
