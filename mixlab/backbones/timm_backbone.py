@@ -288,10 +288,14 @@ def _family(model: nn.Module) -> str:
 
 
 def _drop_hidden_head(model: Any) -> None:
-    """Some heads, MambaOut's among them, put a hidden layer before the classifier: not part of the backbone."""
+    """Some heads, MambaOut's among them, put a hidden layer before the classifier or another classifier beside it: not
+    part of the backbone.
+    """
     if isinstance(getattr(getattr(model, "head", None), "pre_logits", None), nn.Sequential):
         model.head.pre_logits = nn.Identity()
         model.head_hidden_size = model.head.num_features = model.num_features
+    if isinstance(getattr(model, "aux_head", None), nn.Identity):  # VOLO's for token labelling, which adds all tokens
+        model.aux_head = None
 
 
 def _ends_in_nothing(model: Any) -> bool:

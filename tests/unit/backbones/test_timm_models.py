@@ -367,6 +367,17 @@ def test_a_vit_that_pads_images_takes_any_size_as_if_it_were_padded() -> None:
     assert [mixing.values.shape[2] for _, mixing in model.mixings(images)] == [14 * 15 + 1] * 2
 
 
+@torch.no_grad()
+def test_the_summary_of_volo_is_what_its_classifier_reads() -> None:
+    """Without the maximum over its tokens, which a second classifier scores."""
+    model = mixlab.create_model("timm/volo_d1_224", img_size=64).eval()
+    images = torch.randn(2, 3, 64, 64)
+    network = model.model
+    expected = network.forward_head(network.forward_features(images), pre_logits=True)
+    torch.testing.assert_close(model(images), expected)
+    assert model.train()(images).shape == expected.shape
+
+
 DECAYING = ["vit_tiny_patch16_224", "swin_tiny_patch4_window7_224", "swinv2_tiny_window8_256", "beit_base_patch16_224",
             "levit_128s", "mvitv2_tiny", "tnt_s_legacy_patch16_224", "crossvit_tiny_240", "resnet18"]  # fmt: skip
 
