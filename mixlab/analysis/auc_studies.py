@@ -1,12 +1,13 @@
 """The studies of Binary-AUC, by the panels of the paper's Figure 4: scores, and what makes a difference.
 
 Every score comes with the centre prior, the untrained twin, the paired differences to both and the
-centre-matched score, all with 95 % bootstrap intervals over images.
+centre-matched score, all with 95 % intervals over images.
 """
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import combinations, pairwise, product
 from typing import Any
 
@@ -37,6 +38,8 @@ BESIDE = ("norm", "isolation", "mixing_mean")  # maps that show another thing th
 HEAD_MAP, HEAD_LAYERS = "mixing_rows", 2
 REGISTER_MAP = "register_cosine"
 TOKEN_MAPS = {"cosine": "in the middle", "front_cosine": "in front"}
+_mean = partial(bootstrap_mean, low=0.0, high=1.0)  # of scores, which are shares
+_difference = partial(bootstrap_difference, low=-1.0, high=1.0)
 
 
 def by_model(targets: Sequence[Target], scorer: MapScorer, map_name: str | None = None) -> AucResult:
@@ -119,7 +122,7 @@ def by_head(targets: Sequence[Target], scorer: MapScorer, map_name: str | None =
             auc = either_sign(scores.raw[:, place])
             means = auc[::2].nanmean(0)
             best, worst = int(means.argmax()), int(means.argmin())
-            gap = bootstrap_difference(auc[1::2, best], auc[1::2, worst])
+            gap = _difference(auc[1::2, best], auc[1::2, worst])
             name = f"{target.label}, layer {layer}, head"
             comparisons.append(ScoreDifference(f"{name} {best}", f"{name} {worst}", map_name, map_name, gap))
             protocol = scorer.protocol(map_name, layer, None, None)
@@ -171,7 +174,7 @@ def by_token(targets: Sequence[Target], scorer: MapScorer, map_name: str | None 
         scores = scorer.scores(target, together)
         auc = either_sign(scores.raw[:, -1])  # (n, 2)
         names = [f"{target.label}, class token {place}" for place in TOKEN_MAPS.values()]
-        gap = bootstrap_difference(auc[:, 0], auc[:, 1])
+        gap = _difference(auc[:, 0], auc[:, 1])
         middle, front = TOKEN_MAPS
         comparisons.append(ScoreDifference(names[0], names[1], middle, front, gap))
         protocol = scorer.protocol(together, scores.layers[-1], None, None)
@@ -248,15 +251,15 @@ def _rows(target: Target, scorer: MapScorer, scores: MapScores, twin: MapScores 
             raw = scores.raw[:, place, index]
             auc = either_sign(raw)
             found = {
-                "auc": bootstrap_mean(auc),
-                "raw_auc": bootstrap_mean(raw),
-                "centre_matched_auc": bootstrap_mean(scores.matched[:, place, index]),
-                "centre_prior": bootstrap_mean(prior),
-                "above_centre_prior": bootstrap_difference(auc, prior),
+                "auc": _mean(auc),
+                "raw_auc": _mean(raw),
+                "centre_matched_auc": _mean(scores.matched[:, place, index]),
+                "centre_prior": _mean(prior),
+                "above_centre_prior": _difference(auc, prior),
             }
             if twin is not None:
                 twin_auc = either_sign(twin.raw[:, place, index])
-                found |= {"untrained": bootstrap_mean(twin_auc), "above_untrained": bootstrap_difference(auc, twin_auc)}
+                found |= {"untrained": _mean(twin_auc), "above_untrained": _difference(auc, twin_auc)}
             part = index if scores.num_maps > 1 else None
             protocol = scorer.protocol(scores.map_name, layer, part, twin_seed)
             yield ScoreRow(
@@ -288,7 +291,7 @@ def _compared(
 def _compare(scorer: MapScorer, map_name: str | None, a: Target, b: Target) -> ScoreDifference:
     """By one map, or by the default of each."""
     first, second = (scorer.scores(target, map_name) for target in (a, b))
-    gap = bootstrap_difference(*(either_sign(scores.raw[:, -1]).mean(-1) for scores in (first, second)))  # of (n,) each
+    gap = _difference(*(either_sign(scores.raw[:, -1]).mean(-1) for scores in (first, second)))  # of (n,) each
     return ScoreDifference(a.label, b.label, first.map_name, second.map_name, gap)
 
 
@@ -299,7 +302,7 @@ def _middle_over_ends(raw: Tensor) -> Iterable[tuple[str, Estimate]]:
         return
     middle = raw[:, third:-third].mean(1)
     for part, end in (("first", raw[:, :third]), ("last", raw[:, -third:])):
-        yield part, bootstrap_difference(middle, end.mean(1))
+        yield part, _difference(middle, end.mean(1))
 
 
 def _group_of(rows: Sequence[ScoreRow]) -> Subject:

@@ -189,12 +189,13 @@ def _row(label: str, own: list[LayerNorms], twin: list[LayerNorms] | None) -> tu
 
 def _mean_share(shares: NDArray[np.float64]) -> Estimate:
     """Where no image has high-norm patches, resampling knows no other: Wilson's bound on how many images have some."""
-    return bootstrap_mean(shares) if shares.any() else wilson_interval(0, len(shares))
+    return bootstrap_mean(shares, low=0.0, high=1.0) if shares.any() else wilson_interval(0, len(shares))
 
 
 def _share_difference(shares: NDArray[np.float64], others: NDArray[np.float64]) -> Estimate:
-    any_high = shares.any() or others.any()
-    return bootstrap_difference(shares, others) if any_high else paired_accuracy_difference(shares > 0, others > 0)
+    if shares.any() or others.any():
+        return bootstrap_difference(shares, others, low=-1.0, high=1.0)
+    return paired_accuracy_difference(shares > 0, others > 0)
 
 
 def _percent(share: float) -> float:
@@ -208,7 +209,7 @@ def _measurements(
         alone = replace(protocol, layer=index, twin_seed=None)
         found: list[tuple[str, Estimate, NormProtocol]] = [
             ("high_norm_share", _mean_share(layer.share), alone),
-            ("largest_norm", bootstrap_mean(layer.largest), alone),
+            ("largest_norm", bootstrap_mean(layer.largest, low=0.0), alone),
         ]
         if layer.at_border is not None:
             found.append(("high_norm_at_border", Estimate(layer.at_border, None, None, len(layer.share)), alone))

@@ -101,7 +101,7 @@ class ShiftResult:
     def mean(self) -> Estimate:
         """Over the changes; its interval is over images."""
         changed = [hits.double() for name, hits in self.scores.right.items() if name != PLAIN]
-        return bootstrap_mean(torch.stack(changed).mean(0))
+        return bootstrap_mean(torch.stack(changed).mean(0), low=0.0, high=1.0)
 
     @property
     def measurements(self) -> list[Measurement]:

@@ -80,23 +80,25 @@ def variance(values: Sequence[float]) -> float:
     return sum((value - mean) ** 2 for value in values) / (len(values) - 1)
 
 
-def mean_interval(values: Sequence[float], *, low: float = -math.inf, high: float = math.inf) -> Estimate:
+def mean_interval(
+    values: Sequence[float], *, level: float = LEVEL, low: float = -math.inf, high: float = math.inf
+) -> Estimate:
     """The mean of a few values, such as those of seeds, by Student's t; one value has no interval. No end lies beyond
     `low` and `high`, between which the values must be.
     """
     mean = sum(values) / len(values)
     std = math.sqrt(variance(values)) if len(values) > 1 else None
-    found = interval_from_std(mean, std, len(values))
+    found = interval_from_std(mean, std, len(values), level=level)
     if found.low is None or found.high is None:
         return found
     return Estimate(mean, max(low, found.low), min(high, found.high), len(values))
 
 
-def interval_from_std(mean: float, std: float | None, n: int) -> Estimate:
+def interval_from_std(mean: float, std: float | None, n: int, *, level: float = LEVEL) -> Estimate:
     """The same from the standard deviation (unbiased) of n values; no interval where that is None."""
     if std is None or n < 2:
         return Estimate(mean, None, None, n)
-    half = student(n - 1) * std / math.sqrt(n)
+    half = student(n - 1, level) * std / math.sqrt(n)
     return Estimate(mean, mean - half, mean + half, n)
 
 

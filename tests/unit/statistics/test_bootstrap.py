@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from mixlab.statistics import bootstrap_difference, bootstrap_mean, jackknife, mean_interval, paired_accuracy_difference
+from mixlab.statistics import (
+    Significance,
+    bootstrap_difference,
+    bootstrap_mean,
+    jackknife,
+    mean_interval,
+    paired_accuracy_difference,
+    significance,
+)
 
 RANDOM = np.random.default_rng
 
@@ -27,10 +35,29 @@ def test_the_interval_covers_the_truth_as_often_as_it_says() -> None:
     assert 0.72 < covered < 0.86
 
 
-@pytest.mark.parametrize("n", [5, 8, 20, 60])
+@pytest.mark.parametrize("n", [2, 3, 5, 8, 20, 60])
 def test_of_few_images_it_covers_the_truth_as_often_as_of_many(n: int) -> None:
     intervals = [bootstrap_mean(sample, seed=i) for i, sample in enumerate(RANDOM(2).standard_normal((500, n)))]
     assert sum(found.low <= 0 <= found.high for found in intervals) / 500 > 0.91
+
+
+@pytest.mark.parametrize("n", [2, 3, 5])
+def test_differences_of_few_images_between_equal_networks_are_seldom_significant(n: int) -> None:
+    pairs = RANDOM(3).standard_normal((2000, 2, n))
+    wrong = sum(significance(bootstrap_difference(*pair)) is not Significance.NONE for pair in pairs) / 2000
+    assert 0.035 < wrong < 0.065
+
+
+def test_of_fewer_than_eight_images_it_is_students_interval_at_any_level_cut_to_what_scores_can_be() -> None:
+    scores = [0.6, 0.7, 0.95]  # mean 0.75, standard deviation 0.1803; t of 2 degrees of freedom: 4.303 and 1.886
+    error = 0.180278 / math.sqrt(3)
+    found, narrow = bootstrap_mean(scores), bootstrap_mean(scores, level=0.8)
+    assert (found.low, found.high) == pytest.approx((0.75 - 4.3027 * error, 0.75 + 4.3027 * error), abs=1e-4)
+    assert (narrow.low, narrow.high) == pytest.approx((0.75 - 1.8856 * error, 0.75 + 1.8856 * error), abs=1e-4)
+    assert bootstrap_mean(scores, low=0.0, high=1.0).high == 1.0
+    assert list(found.by_image) == scores
+    gap = bootstrap_difference([1.0, 0.2], [0.0, 0.1], low=-1.0, high=1.0)
+    assert (gap.low, gap.high) == (-1.0, 1.0)
 
 
 def test_images_are_drawn_as_torch_draws_them() -> None:
@@ -62,7 +89,8 @@ def test_undefined_pairs_are_left_out_and_counted() -> None:
     nan = math.nan
     found = bootstrap_difference([0.5, nan, 0.75, 1.0, nan], [0.25, 0.5, nan, 0.5, nan])
     assert (found.n, found.num_dropped) == (2, 3)
-    assert (found.value, found.low, found.high) == (0.375, 0.25, 0.5)
+    half = 12.7062 * 0.125  # t of one degree of freedom; the gaps are 0.25 and 0.5
+    assert (found.value, found.low, found.high) == pytest.approx((0.375, 0.375 - half, 0.375 + half), abs=1e-4)
 
 
 def test_one_image_has_a_mean_but_no_interval_and_none_has_neither() -> None:
@@ -99,6 +127,21 @@ def test_answers_that_never_differ_leave_room_for_other_images() -> None:
     same = np.ones(50, dtype=bool)
     found = paired_accuracy_difference(same, same)
     assert found.value == 0 and found.high == -found.low == pytest.approx(0.071, abs=0.001)
+
+
+def test_one_network_right_on_all_images_and_the_other_on_none_leaves_room_for_other_images() -> None:
+    for n, is_significant in ((3, False), (50, True)):
+        found = paired_accuracy_difference(np.ones(n), np.zeros(n))
+        assert (found.value, found.high) == (1.0, 1.0) and (found.low > 0) == is_significant
+        other = paired_accuracy_difference(np.zeros(n), np.ones(n))
+        assert (other.low, other.high) == (-found.high, -found.low)
+
+
+@pytest.mark.parametrize("n", [5, 10, 20])
+def test_a_paired_accuracy_difference_of_few_images_covers_the_truth(n: int) -> None:
+    answers = RANDOM(9).random((500, 2, n)) < [[0.8], [0.5]]
+    intervals = [paired_accuracy_difference(*pair, seed=i) for i, pair in enumerate(answers)]
+    assert sum(found.low <= 0.3 <= found.high for found in intervals) / 500 > 0.91
 
 
 @pytest.mark.parametrize(
