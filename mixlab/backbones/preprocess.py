@@ -11,10 +11,19 @@ from torch import Tensor
 
 from mixlab.backbones.backbone import Backbone
 from mixlab.backbones.wrapped import as_backbone
-from mixlab.data.decode import cut_middle, decode, fit_image, load_size, to_pil, to_rgb, to_tensor
+from mixlab.data.decode import (
+    cut_middle,
+    decode,
+    fit_image,
+    load_size,
+    to_pil,
+    to_tensor,
+    to_three_channels,
+    upright_rgb,
+)
 from mixlab.errors import InputError
 
-Picture = str | Path | Image.Image | Tensor | Any  # Any: a NumPy array, uint8 (H, W, 3)
+Picture = str | Path | Image.Image | Tensor | Any  # Any: a NumPy array, uint8 (H, W, 3) or (H, W)
 
 
 def preprocess(
@@ -27,11 +36,12 @@ def preprocess(
 ) -> Tensor:
     """Normalised images (B, 3, S, S) on the model's device, in its dtype.
 
-    `images` are a file, a PIL image, a NumPy array (H, W, 3), or a list of these, brought to `size` pixels (the
-    model's own by default): `crop` is the largest square in the centre, of which `crop_share` of each side is kept;
-    `squash` resizes the whole image to a square. kNN, probes and classifiers see `crop_share=model.crop_share`: with it
-    pixels are those of torchvision's Resize (bicubic) and CenterCrop (whose crop may begin a pixel later if the margin
-    is odd). Tensors uint8 (3, H, W) or (B, 3, H, W) keep their size unless `size` or `crop_share` is given.
+    `images` are a file, a PIL image (turned upright by its EXIF orientation, as a file is), a NumPy array (H, W, 3),
+    grey (H, W), or a list of these, brought to `size` pixels (the model's own by default): `crop` is the largest square
+    in the centre, of which `crop_share` of each side is kept; `squash` resizes the whole image to a square. kNN, probes
+    and classifiers see `crop_share=model.crop_share`: with it pixels are those of torchvision's Resize (bicubic) and
+    CenterCrop (whose crop may begin a pixel later if the margin is odd). Tensors uint8 (3, H, W) or (B, 3, H, W) keep
+    their size unless `size` or `crop_share` is given.
     """
     model = as_backbone(model)
     if isinstance(images, Tensor) and size is None and crop_share == 1:
@@ -53,12 +63,12 @@ def _to_pil(picture: Picture) -> Image.Image:
         case str() | Path():
             return decode(picture)
         case Image.Image():
-            return to_rgb(picture)
-        case Tensor() if picture.dtype == torch.uint8 and picture.ndim == 3 and picture.shape[0] == 3:
-            return to_pil(picture.cpu())
-        case np.ndarray() if picture.dtype == np.uint8 and picture.ndim == 3 and picture.shape[2] == 3:
-            return Image.fromarray(picture)
+            return upright_rgb(picture)
+        case Tensor() | np.ndarray() if picture.dtype in (np.uint8, torch.uint8):
+            if (pixels := to_three_channels(picture)) is not None:
+                return to_pil(pixels.cpu())
     about = f"{picture.dtype} {tuple(picture.shape)}" if hasattr(picture, "shape") else type(picture).__name__
     raise InputError(
-        f"cannot read a picture from {about}; give a file, a PIL image, a uint8 tensor (3, H, W) or array (H, W, 3)"
+        f"cannot read a picture from {about}; give a file, a PIL image, a uint8 tensor (3, H, W), an array (H, W, 3), "
+        "or grey pixels (H, W)"
     )

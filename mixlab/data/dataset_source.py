@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mixlab.errors import InputError, few
 
-from .decode import UnreadableImage, to_rgb, to_tensor
+from .decode import UnreadableImage, to_tensor, to_three_channels, upright_rgb
 from .source import ImageSource, evenly_spaced
 
 _TRIES = 100  # samples that may fail before one shows what they are
@@ -26,9 +26,10 @@ _IMAGE_COLUMNS, _LABEL_COLUMNS = ("image", "img"), ("label", "labels")
 class DatasetSource(ImageSource):
     """A source from any data set with `len()` and `[index]`: of images, (image, label) pairs, or mappings of both.
 
-    An image is a PIL image, or pixels in uint8: a tensor (3, H, W), an array (H, W, 3), grey as (1, H, W) or (H, W). A
-    label is a number, a name, or a tensor of one number. A sample that raises an exception is unreadable: it is
-    skipped, counted and named, like a damaged file. `name` is the name of the set in measurements; without it they have
+    An image is a PIL image, which is turned upright by its EXIF orientation as a file is, or pixels in uint8: a tensor
+    (3, H, W), an array (H, W, 3), grey as a tensor (1, H, W), an array (H, W, 1), or (H, W). A label is a number, a
+    name, or a tensor of one number. A sample that raises an exception is unreadable: it is skipped, counted and named,
+    like a damaged file. `name` is the name of the set in measurements; without it they have
     a fingerprint.
 
     `image` and `label` are the keys, or columns, of samples that are mappings. Labels are read from `labels`, a column,
@@ -236,21 +237,19 @@ def _plain_label(value: Any, index: int, kind: str) -> int | str:
 def _to_image(value: Any, name: str) -> Tensor:
     """uint8 (3, H, W)."""
     if isinstance(value, Image.Image):
-        return to_tensor(to_rgb(value))
-    if isinstance(value, np.ndarray):
-        value = torch.from_numpy(value.copy() if not value.flags.writeable else value)
-        value = value.permute(2, 0, 1) if value.ndim == 3 else value
-    if not isinstance(value, Tensor):
+        return to_tensor(upright_rgb(value))
+    if not isinstance(value, np.ndarray | Tensor):
         raise InputError(f"{name} is a {type(value).__name__}, not an image; give PIL images or uint8 tensors")
-    if value.dtype != torch.uint8:
+    if value.dtype not in (np.uint8, torch.uint8):
         raise InputError(
             f"{name} holds {value.dtype}, and pixels are uint8 from 0 to 255: mixlab crops and normalises by itself. "
             "Leave out ToTensor and Normalize, or use torchvision's PILToTensor"
         )
-    value = value[None] if value.ndim == 2 else value
-    if value.ndim != 3 or value.shape[0] not in (1, 3) or not value.numel():
-        raise InputError(f"{name} has the shape {tuple(value.shape)}; give (3, H, W), or (1, H, W) for grey")
-    return value.expand(3, -1, -1).contiguous()
+    found = to_three_channels(value)
+    if found is None or not found.numel():
+        wanted = "(3, H, W), or (1, H, W)" if isinstance(value, Tensor) else "(H, W, 3), or (H, W)"
+        raise InputError(f"{name} has the shape {tuple(value.shape)}; give {wanted} for grey")
+    return found
 
 
 def _reason(error: Exception) -> str:

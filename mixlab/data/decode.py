@@ -90,7 +90,7 @@ def _upright(image: Image.Image, label: str, draft: int | None) -> tuple[Image.I
         if draft is not None:
             image.draft("RGB", (draft, draft))
         pixels = to_rgb(image)
-        orientation = read_orientation(image)  # after decoding: PIL turns a TIFF while it decodes
+        orientation = read_orientation(image)  # after decoding, as in `upright_rgb`
         return turn_upright(pixels, orientation), orientation
     except Exception as error:  # as many kinds as there are decoders: AVIF's raises RuntimeError
         raise UnreadableImage(label, _reason(error)) from error
@@ -181,7 +181,17 @@ def read_orientation(image: Image.Image) -> int:
 
 def turn_upright(image: Image.Image, orientation: int) -> Image.Image:
     turn = _TURNS.get(orientation)
-    return image if turn is None else image.transpose(turn)
+    if turn is None:
+        return image
+    turned = image.transpose(turn)
+    turned.info = {}  # Pillow copies the notes of the camera, by which whoever reads them next would turn it again
+    return turned
+
+
+def upright_rgb(image: Image.Image) -> Image.Image:
+    """A PIL image as `decode` gives the file that it comes from."""
+    pixels = to_rgb(image)
+    return turn_upright(pixels, read_orientation(image))  # after decoding: PIL turns a TIFF while it decodes
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
@@ -251,6 +261,17 @@ def _middle(side: int, shorter: int, size: int) -> tuple[float, float]:
 def to_tensor(image: Image.Image | NDArray[np.uint8]) -> Tensor:
     """An RGB image as uint8 (3, H, W)."""
     return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
+
+
+def to_three_channels(pixels: Tensor | NDArray[np.uint8]) -> Tensor | None:
+    """Pixels as (3, H, W), from a tensor (3, H, W), an array (H, W, 3), or grey: a tensor (1, H, W), an array
+    (H, W, 1), or (H, W); None of any other shape.
+    """
+    if isinstance(pixels, np.ndarray):
+        pixels = torch.from_numpy(pixels.copy())  # a tensor must not share what cannot be written to
+        pixels = pixels.permute(2, 0, 1) if pixels.ndim == 3 else pixels
+    pixels = pixels[None] if pixels.ndim == 2 else pixels
+    return pixels.expand(3, -1, -1).contiguous() if pixels.ndim == 3 and pixels.shape[0] in (1, 3) else None
 
 
 def to_pil(image: Tensor) -> Image.Image:

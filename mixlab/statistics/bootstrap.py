@@ -29,8 +29,8 @@ def bootstrap_mean(
 ) -> Estimate:
     """The mean of per-image scores (B,) with an interval from resampling images; the same seed, the same interval.
 
-    Of fewer than `FEWEST` images it is Student's t, which may leave the scores; `low` and `high`, between which scores
-    must be, cut it. NaN scores are left out and counted. One image has a mean but no interval; of none, the mean is NaN.
+    Of fewer than `FEWEST` images it is Student's t, cut at `low` and `high`, between which scores must be. NaN scores
+    are left out and counted. One image has a mean but no interval; of none, the mean is NaN.
 
     >>> found = bootstrap_mean([0.5, 0.7, 0.9, float("nan")], low=0.0, high=1.0)
     >>> round(found.value, 3), round(found.low, 3), round(found.high, 3), found.num_dropped

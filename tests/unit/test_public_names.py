@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from timm.data import create_transform
 
 import mixlab
@@ -64,6 +64,27 @@ def test_pictures_of_any_kind_become_what_a_model_takes(picture: np.ndarray, tmp
     assert model(mixlab.preprocess(model, file)).shape == (1, 64)
 
 
+def test_grey_pixels_of_any_form_are_the_grey_picture(picture: np.ndarray) -> None:
+    model = mixlab.create_model("vit_tiny", dim=64, depth=1, patch=8, image=16)
+    grey = picture[..., 0]
+    tensor = torch.from_numpy(grey)
+    for one in (grey, grey[..., None], [tensor], [tensor[None]], Image.fromarray(grey)):
+        assert torch.equal(mixlab.preprocess(model, one), mixlab.preprocess(model, picture))
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_pil_image_is_turned_upright_as_its_file_is(orientation: int, picture: np.ndarray, tmp_path: Path) -> None:
+    model, exif = mixlab.create_model("vit_tiny", dim=64, depth=1, patch=8, image=16), Image.Exif()
+    picture[:5], exif[0x0112] = 90, orientation
+    file = tmp_path / "turned.png"
+    Image.fromarray(picture).save(file, exif=exif)
+    upright = np.asarray(ImageOps.exif_transpose(Image.open(file)))
+    expected = mixlab.preprocess(model, upright)
+    assert torch.equal(mixlab.preprocess(model, Image.open(file)), expected)
+    assert torch.equal(mixlab.preprocess(model, file), expected)
+    assert torch.equal(mixlab.preprocess(model, mixlab.data.decode(file)), expected), "a second time turns nothing"
+
+
 def test_a_picture_for_a_released_model_is_cut_as_timm_cuts_it() -> None:
     model = mixlab.create_model("vit_tiny", dim=64, depth=1)
     photo = Path(mixlab.__file__).parent / "photographs" / "raccoon.jpg"  # 384 x 288
@@ -83,10 +104,11 @@ def test_a_picture_for_a_released_model_is_cut_as_timm_cuts_it() -> None:
         ([], "there are no images"),
         (np.zeros((4, 4)), r"cannot read a picture from float64 \(4, 4\)"),
         (7, "cannot read a picture from int"),
-        ([torch.zeros(1, 4, 4, dtype=torch.uint8)], r"torch.uint8 \(1, 4, 4\); give a file"),
+        ([torch.zeros(2, 4, 4, dtype=torch.uint8)], r"torch.uint8 \(2, 4, 4\); give a file"),
+        (np.zeros((5, 7, 4), np.uint8), r"uint8 \(5, 7, 4\); give a file"),
         ("nowhere.png", "does not exist"),
     ],
-    ids=["none", "floats", "a number", "one channel", "no file"],
+    ids=["none", "floats", "a number", "two channels", "four channels", "no file"],
 )
 def test_what_is_no_picture_is_named(images: object, message: str) -> None:
     model = mixlab.create_model("vit_tiny", dim=64, depth=1, patch=8, image=16)

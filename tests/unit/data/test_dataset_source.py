@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from torch.utils.data import Dataset, Subset
+from torchvision.datasets import ImageFolder
 
 import mixlab
 from mixlab.data import BatchLoader, ImageReader, SampleOrder, SkippedImages, parse_source
@@ -64,9 +65,22 @@ def test_every_form_of_a_sample_gives_the_same_pixels(form: str) -> None:
 
 def test_grey_pixels_become_three_equal_channels() -> None:
     grey = np.arange(12, dtype=np.uint8).reshape(3, 4)
-    for form in (grey, torch.from_numpy(grey), torch.from_numpy(grey)[None], Image.fromarray(grey)):
+    for form in (grey, grey[..., None], torch.from_numpy(grey), torch.from_numpy(grey)[None], Image.fromarray(grey)):
         loaded = DatasetSource([form]).load(0)
         assert loaded.shape == (3, 3, 4) and all(torch.equal(channel, torch.from_numpy(grey)) for channel in loaded)
+
+
+@pytest.mark.parametrize("orientation", [1, 3, 6, 8])
+def test_pil_images_are_turned_upright_as_files_are(orientation: int, tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    file = tmp_path / "0" / "a.png"
+    file.parent.mkdir()
+    Image.fromarray(picture(0)).save(file, exif=exif)
+    expected = torch.from_numpy(np.array(ImageOps.exif_transpose(Image.open(file)))).permute(2, 0, 1)
+    for data in ([Image.open(file)], ImageFolder(tmp_path)):  # whose loader keeps the notes of the camera
+        assert torch.equal(DatasetSource(data).load(0), expected)
+    assert torch.equal(parse_source(str(file.parent), split="train").load(0), expected)
 
 
 @pytest.mark.parametrize(
@@ -118,15 +132,16 @@ def test_given_labels_need_no_reading_and_count_from_zero() -> None:
     [
         ([], "list is empty; give at least one image"),
         ([torch.zeros(3, 4, 4)], r"holds torch.float32, and pixels are uint8 .* Leave out ToTensor and Normalize"),
-        ([np.zeros((4, 4, 3))], "holds torch.float64"),
+        ([np.zeros((4, 4, 3))], "holds float64"),
         ([torch.zeros(4, 4, 3, dtype=torch.uint8)], r"has the shape \(4, 4, 3\); give \(3, H, W\)"),
         ([torch.zeros(2, 3, 4, 4, dtype=torch.uint8)], r"the shape \(2, 3, 4, 4\)"),
+        ([np.zeros((5, 7, 4), np.uint8)], r"the shape \(5, 7, 4\); give \(H, W, 3\), or \(H, W\) for grey"),
         (["photo.jpg"], "is a str, not an image"),
         ([{"a": 1, "b": 2}], "which of a, b is the image is not clear"),
         (iter([1]), "a list_iterator cannot be used as data"),
         (Samples(pair, broken=tuple(range(12))), "none of the first 12 samples of Samples can be read: OSError: no"),
     ],
-    ids=["empty", "floats", "doubles", "last", "batch", "path", "keys", "stream", "broken"],
+    ids=["empty", "floats", "doubles", "last", "batch", "transparent", "path", "keys", "stream", "broken"],
 )
 def test_what_cannot_be_read_is_refused_when_it_is_given(data: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
