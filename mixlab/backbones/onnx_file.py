@@ -25,7 +25,7 @@ def export_onnx(model: Backbone, path: Path, *, height: int | None = None, width
 
     Without `height` and `width` the sides of images are free, too, where the model can be traced so: returns what they
     must be multiples of, its largest stride, or None where the file takes one size alone. The file's metadata has mean
-    and std of the pixels (in [0, 1]) and the sizes.
+    and std of the pixels (in [0, 1]) and the size of images that it was traced for: a side, or [height, width].
     """
     with naming_extras():
         import onnxscript  # noqa: F401
@@ -51,7 +51,7 @@ def export_onnx(model: Backbone, path: Path, *, height: int | None = None, width
                 f"{model.name} cannot be written as ONNX: {what}; in the code of the model write x.shape[0] for "
                 "len(x) and decide nothing by the values of tensors, or export safetensors"
             ) from error
-    program.model.metadata_props.update(_metadata(model, multiple))
+    program.model.metadata_props.update(_metadata(model, multiple, height, width))
     path.parent.mkdir(parents=True, exist_ok=True)
     with naming_file(path), written_aside(path) as aside:
         program.save(aside)
@@ -92,10 +92,11 @@ def _check_at_another_size(traced: ExportedProgram, model: TimmBackbone, images:
         torch.testing.assert_close(traced.module()(larger), model(larger), rtol=1e-3, atol=1e-3)
 
 
-def _metadata(model: Backbone, multiple: int | None) -> dict[str, str]:
+def _metadata(model: Backbone, multiple: int | None, height: int, width: int) -> dict[str, str]:
     mean, std = model.pixel_mean, model.pixel_std
     if model.channels != len(mean):  # as `Backbone.preprocess`
         mean, std = ((sum(each) / len(each),) * model.channels for each in (mean, std))
-    size = {"image": model.image, "crop_share": model.crop_share, "multiple": multiple}
+    image = height if height == width else [height, width]
+    size = {"image": image, "crop_share": model.crop_share, "multiple": multiple}
     values = {"model": model.name, "mean": mean, "std": std, **size}
     return {key: json.dumps(value) for key, value in values.items() if value is not None}

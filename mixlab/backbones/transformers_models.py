@@ -174,14 +174,16 @@ def export_transformers(backbone: Backbone, folder: Path) -> None:
     model.backbone.load_state_dict(backbone.state_dict())
     with _without_bars():
         model.save_pretrained(folder)
-    size = {"height": backbone.image, "width": backbone.image}
     write_json(
         folder / "preprocessor_config.json",
         {
-            "image_processor_type": "ViTImageProcessor",
+            "image_processor_type": "CLIPImageProcessor",  # one that cuts out the middle, as `preprocess` does
+            "do_convert_rgb": backbone.channels == 3,
             "do_resize": True,
-            "size": size,
+            "size": {"shortest_edge": backbone.image},
             "resample": 3,
+            "do_center_crop": True,
+            "crop_size": {"height": backbone.image, "width": backbone.image},
             "do_rescale": True,
             "rescale_factor": 1 / 255,
             "do_normalize": True,

@@ -68,6 +68,16 @@ def test_a_model_of_one_size_is_written_for_it(tmp_path: Path) -> None:
     assert shape[1:] == [3, 64, 64]
 
 
+@pytest.mark.parametrize(("height", "width", "said"), [(48, 48, 48), (32, 48, [32, 48])])
+def test_the_metadata_says_the_size_that_the_file_takes(height: int, width: int, said: Any, tmp_path: Path) -> None:
+    model = mixlab.create_model("timm/vit_tiny_patch16_224", depth=1, embed_dim=48, num_heads=1).eval()
+    assert export_onnx(model, tmp_path / "model.onnx", height=height, width=width) is None
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
+    assert session.get_inputs()[0].shape[2:] == [height, width]
+    about = session.get_modelmeta().custom_metadata_map
+    assert json.loads(about["image"]) == said and "multiple" not in about
+
+
 @pytest.mark.parametrize("kind", ["dino", "exact"])
 def test_positions_of_any_grid_are_those_of_a_known_one(kind: str) -> None:
     table = torch.randn(1, 49, 3)

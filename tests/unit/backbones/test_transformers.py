@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
 import mixlab
 from mixlab.cli import main
@@ -68,6 +69,18 @@ def test_the_folder_holds_no_code_and_its_processor_normalises_as_the_backbone_d
     processor = transformers.AutoImageProcessor.from_pretrained(place)
     theirs = processor(images=pixels[0].permute(1, 2, 0).numpy(), return_tensors="pt")["pixel_values"]
     torch.testing.assert_close(theirs, model.preprocess(pixels), rtol=0, atol=1e-5)
+
+
+def test_the_processor_gives_the_pixels_of_preprocess_and_with_a_larger_edge_those_of_knn(tmp_path: Path) -> None:
+    assert main(["export", "shipped/vit", "--format", "transformers", "--out", str(tmp_path / "folder")]) == 0
+    model = mixlab.create_model("shipped/vit")
+    photo = Path(mixlab.__file__).parent / "photographs" / "raccoon.jpg"  # 384 x 288
+    views = {share: mixlab.preprocess(model, photo, crop_share=share) for share in (1.0, model.crop_share)}
+    for options, share in ({}, 1.0), ({"size": {"shortest_edge": round(model.image / 0.875)}}, 0.875):
+        processor = transformers.AutoImageProcessor.from_pretrained(tmp_path / "folder", **options)
+        theirs = processor(images=Image.open(photo), return_tensors="pt")["pixel_values"]
+        gaps = {known: (theirs - view).abs().mean() for known, view in views.items()}
+        assert gaps.pop(share) < 0.001 and min(gaps.values()) > 0.1
 
 
 def test_a_folder_is_not_replaced_unasked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
