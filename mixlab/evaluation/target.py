@@ -9,7 +9,8 @@ import json
 import warnings
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cache, cached_property
+from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch import nn
 from mixlab.backbones.backbone import Backbone
 from mixlab.backbones.weights import build_architecture, model_from_file
 from mixlab.backbones.weights.reading import read_epoch, split_part
+from mixlab.backbones.weights.saving import read_architecture
 from mixlab.backbones.wrapped import as_backbone
 from mixlab.backbones.zoo import SHIPPED, SHIPPED_TRAINING, create_model
 from mixlab.choices import NO_TARGET
@@ -91,11 +93,14 @@ class Target:
 
 
 def as_target(given: Target | Backbone) -> Target:
-    """A bare backbone under its own name, put into evaluation mode; how it was trained is not known."""
+    """A bare backbone, put into evaluation mode: as `load_target` gives it if it comes with mixlab, else under its own
+    name, and how it was trained is not known."""
     if isinstance(given, Target):
         return given
-    backbone = as_backbone(given)
-    return Target(label=backbone.name, backbone=backbone.eval(), training="")
+    backbone = as_backbone(given).eval()
+    if (name := _shipped_name(backbone)) is not None:
+        return Target(label=name, backbone=backbone, training=SHIPPED_TRAINING, weights=name)
+    return Target(label=backbone.name, backbone=backbone, training="")
 
 
 def distinct_targets(given: Target | Backbone | Sequence[Target | Backbone]) -> list[Target]:
@@ -105,7 +110,10 @@ def distinct_targets(given: Target | Backbone | Sequence[Target | Backbone]) -> 
     targets = [as_target(each) for each in given]
     labels = [target.label for target in targets]
     if not labels or len(set(labels)) < len(labels):
-        raise InputError(f"targets need different labels, got {labels}; write TARGET=LABEL to set them")
+        raise InputError(
+            f"networks need different labels, got {labels}; give mixlab.Target(label=NAME, backbone=model) for one in "
+            "memory, mixlab.load_target('TARGET=LABEL') for any other"
+        )
     return targets
 
 
@@ -215,6 +223,25 @@ def network_digest(backbone: Backbone) -> str:
         plan = {"class": f"{type(backbone).__module__}.{type(backbone).__qualname__}"}
     architecture = json.dumps(plan, sort_keys=True)
     return hashlib.sha256(f"{architecture} {weights_checksum(backbone)}".encode()).hexdigest()[:16]
+
+
+def _shipped_name(backbone: Backbone) -> str | None:
+    """Which network of the package this is, by its weights: one that was trained further is none of them."""
+    alike = [name for name in SHIPPED if _shipped_model(name) == backbone.name]
+    digest = network_digest(backbone) if alike else ""
+    return next((name for name in alike if _shipped_digest(name) == digest), None)
+
+
+@cache
+def _shipped_model(name: str) -> str:
+    """The name of its architecture, read without its weights."""
+    with as_file(files("mixlab") / f"{name}.safetensors") as path:
+        return str(read_architecture(path)["name"])
+
+
+@cache
+def _shipped_digest(name: str) -> str:
+    return network_digest(create_model(name))
 
 
 def weights_checksum(module: nn.Module) -> str:

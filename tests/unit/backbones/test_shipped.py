@@ -10,7 +10,7 @@ import torch.nn.functional as F
 import mixlab
 from mixlab.backbones.zoo import SHIPPED
 from mixlab.data.images import parse_source
-from mixlab.evaluation.target import load_target
+from mixlab.evaluation.target import as_target, distinct_targets, load_target
 from mixlab.studies.speedrun import page
 from mixlab.studies.speedrun.record import listed
 
@@ -30,6 +30,30 @@ def test_all_of_them_are_small_and_come_as_targets_with_their_training() -> None
         target = load_target(name)
         assert (target.label, target.training) == (name, "dino")
     assert load_target("shipped/vit=mine").label == "mine"
+
+
+def test_one_that_was_created_in_python_is_known_until_it_is_trained_further() -> None:
+    for name in SHIPPED:
+        found, loaded = as_target(mixlab.create_model(name)), load_target(name, device="cpu")
+        assert (found.subject, found.weights, found.seed) == (loaded.subject, loaded.weights, loaded.seed)
+    changed = mixlab.create_model("shipped/vit")
+    with torch.no_grad():
+        next(changed.parameters()).mul_(1.01)
+    assert (as_target(changed).label, as_target(changed).training) == ("vit_tiny", "")
+    other = mixlab.create_model("vit_tiny", dim=64, depth=1)
+    assert [target.label for target in distinct_targets([mixlab.create_model("shipped/vit"), other])] == [
+        "shipped/vit", "vit_tiny"
+    ]  # fmt: skip
+
+
+def test_networks_of_one_label_are_refused_with_advice_that_works() -> None:
+    alike = [mixlab.create_model("vit_tiny", dim=64, depth=1) for _ in range(2)]
+    with pytest.raises(
+        ValueError, match=r"different labels, got .*; give mixlab\.Target\(label=NAME, backbone=model\)"
+    ):
+        distinct_targets(alike)
+    named = [mixlab.Target(label=name, backbone=model) for name, model in zip("ab", alike, strict=True)]
+    assert distinct_targets(named) == named
 
 
 def test_cards_name_the_settings_that_their_published_records_name() -> None:
