@@ -236,11 +236,14 @@ def knn_accuracy(
 ) -> float:
     """The share of queries that a weighted vote of the k nearest in the bank classifies correctly, as in DINO.
 
-    Both are `LabelledFeatures`. By default, the number of classes is counted and the device is that of the bank.
+    Both are `LabelledFeatures`; k is at most the size of the bank. By default, the number of classes is counted and the
+    device is that of the bank.
     """
     check_features(bank, queries)
     if not len(bank) or not len(queries):
         raise InputError(f"{len(queries)} queries in a bank of {len(bank)} features; give at least 1 of each")
+    if k > len(bank):
+        raise InputError(f"k is {k}, and the bank has {len(bank)} features; give a k of 1 to {len(bank)}")
     if num_classes is None:
         num_classes = 1 + int(max(bank.labels.max(), queries.labels.max()))
     if device is None:

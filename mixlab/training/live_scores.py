@@ -81,7 +81,12 @@ class KnnScores(Scores):
         size = backbone.image  # as `mixlab knn` scores it
         bank, queries = (self.outputs(backbone, backbone, part, stopped, size) for part in (self.bank, self.queries))
         accuracy = knn_accuracy(
-            bank, queries, num_classes=self.num_classes, k=knn.k, temperature=knn.temperature, device=self.world.device
+            bank,
+            queries,
+            num_classes=self.num_classes,
+            k=min(knn.k, max(len(bank), 1)),  # a small set has fewer
+            temperature=knn.temperature,
+            device=self.world.device,
         )
         yield "knn_accuracy", accuracy
 

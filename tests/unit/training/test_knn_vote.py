@@ -140,6 +140,8 @@ def test_calls_without_neighbours_are_refused() -> None:
         knn_correct(table, table, num_classes=2, ks=(0,), device=CPU)
     with pytest.raises(ValueError, match="the bank has 0 images"):
         knn_correct(none, table, num_classes=2, ks=(1,), device=CPU)
+    with pytest.raises(ValueError, match="k is 3, and the bank has 2 features; give a k of 1 to 2"):
+        knn_accuracy(table, table, k=3)
     with pytest.raises(ValueError, match="temperature is 0"):
         knn_correct(table, table, num_classes=2, ks=(1,), temperature=0.0, device=CPU)
 

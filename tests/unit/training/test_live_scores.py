@@ -72,6 +72,12 @@ def test_the_live_score_is_knn_on_the_two_splits_of_the_data() -> None:
     assert (name, value) == ("knn_accuracy", pytest.approx(expected))
 
 
+def test_a_bank_that_is_smaller_than_k_is_asked_for_all_it_has() -> None:
+    recipe = SupervisedConfig(size=32).build(backbone(), num_classes=10, total_steps=1, steps_per_epoch=1)
+    few, all_of_them = (dict(scores(DATA, "supervised", bank=12, k=k)(recipe)) for k in (20, 12))
+    assert few["knn_accuracy"] == all_of_them["knn_accuracy"]
+
+
 def test_classifiers_also_get_their_accuracy_and_go_back_to_training_mode() -> None:
     recipe = SupervisedConfig(size=32).build(backbone(), num_classes=10, total_steps=1, steps_per_epoch=1)
     recipe.network.train()
