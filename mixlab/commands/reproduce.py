@@ -38,7 +38,8 @@ def reproduce(
 
     Without ITEM, all items are listed. --root checks the data folders, as unpacked from their archives. --root with
     --run runs the commands and prints our results beside the paper's; finished commands are not repeated, and items
-    that share a network train it once. --run without --root prints the results so far.
+    that share a network train it once. --run without --root prints the results so
+    far; items that need nothing are run without --root.
 
     Args:
         items: names from the list, or patterns such as 'dino-mamba-fig4*'.
@@ -60,12 +61,13 @@ def reproduce(
     files = dict(_name_and_file(text) for text in weights)
     chosen = find_items(items)
     if run is not None and root is None:
-        if not RunDirectory(run).exists():
+        if RunDirectory(run).exists():
+            scale = stored_scale(run)
+        elif any(item.networks for item in chosen):  # the others are counted, from the code alone
             raise FileNotFoundError(
                 f"{run} is not a run directory: --run alone prints the results of an earlier run; add --root DATA to "
                 "run the commands"
             )
-        scale = stored_scale(run)
     where = run or Path("RUN")
     plans = [
         plan_item(item, root=root, run=where, weights=files, scale=scale, device=device or "auto", only=only)

@@ -368,6 +368,15 @@ def test_of_several_items_those_that_lack_something_are_left_out(
     assert "dino-mamba-fig4c is left out: " in capsys.readouterr().err
 
 
+def test_an_item_that_needs_nothing_is_run_without_data(tmp_path: Path) -> None:
+    rows = reproduce(["mambaout-table4"], run=tmp_path / "run")["items"]["mambaout-table4"]["rows"]
+    sizes = {row["row"]: row["ours"] for row in rows if row["column"].startswith("parameters")}
+    published = {"MambaOut-Femto": 7.3, "MambaOut-Tiny": 26.5, "MambaOut-Small": 48.5, "MambaOut-Base": 84.8}  # Table 4
+    assert sizes == pytest.approx(published, abs=0.05)
+    with pytest.raises(FileNotFoundError, match="add --root DATA"):
+        reproduce(["mambaout-table4", "dino-mamba-table2"], run=tmp_path / "nothing")
+
+
 def test_wrong_calls_name_the_way_out(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"no item 'dino-mamba-tabel1'; did you mean dino-mamba-table1"):
         find_items(["dino-mamba-tabel1"])
