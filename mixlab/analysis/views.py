@@ -85,8 +85,9 @@ def common_view(
 ) -> dict[str, Any]:
     """The arguments `size`, `fit` and `multiple` of what all of these networks are shown: the same pixels.
 
-    Where no fit is chosen and "whole" is usual, but one of them takes squares only, it is the square, with a note.
-    What cannot fit into memory is refused, `pairs` as in `check_room`.
+    Where no fit is chosen and "whole" is usual, but one of them takes squares only, it is the square, with a note. The
+    size of "whole" is rounded to what patches cover, with a note: results record what was seen. What cannot fit
+    into memory is refused, `pairs` as in `check_room`.
     """
     for target in targets:
         check_room(target.backbone, size, pairs=pairs)
@@ -96,6 +97,10 @@ def common_view(
     multiple = math.lcm(*(side_multiple(target.backbone) for target in targets))
     refusal = why_squares(targets, size, multiple)
     if not refusal:
+        if size % multiple:
+            near = multiple * round(size / multiple)
+            warnings.warn(f"{size}px is not a multiple of {multiple}px: shown at {near}px", stacklevel=2)
+            size = near
         return {"size": size, "fit": wanted, "multiple": multiple}
     if fit is not None:
         raise InputError(f"{refusal}; choose --fit square")

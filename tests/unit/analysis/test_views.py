@@ -72,6 +72,13 @@ def test_an_image_keeps_its_shape_and_about_the_pixels_of_a_square(size: int, mu
     assert whole_shape((123, 123), size, multiple) == (size, size)
 
 
+def test_the_size_that_results_record_is_the_one_that_was_seen() -> None:
+    with pytest.warns(UserWarning, match="77px is not a multiple of 8px: shown at 80px"):
+        view = common_view([tiny()], 77, None, "whole")
+    seen = ViewedImages([np.zeros((50, 50, 3), np.uint8)], **view)
+    assert next(iter(seen)).images.shape[2:] == (80, 80) and seen.choices["image"] == 80
+
+
 def test_an_image_of_extreme_shape_is_squashed_to_four_by_one_or_three_patches() -> None:
     assert whole_shape((3000, 300), 192, 8) == whole_shape((4, 1), 192, 8) == (384, 96)
     assert whole_shape((300, 3000), 192, 8) == (96, 384)
