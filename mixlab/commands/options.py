@@ -79,7 +79,8 @@ class SeveralTargets:
     """shapes (drawn scenes), a folder of images, wds:PATTERN (tar shards), or images with masks: a folder with both, a
     COCO JSON file, or FORMAT:PATH (FORMAT: masks, imagenet-s, voc, pets, coco or ade)."""
     image: int | None = None
-    """image size in pixels; default: the first backbone's own size (`rank`: each backbone's own)."""
+    """image size in pixels; default: the first backbone's own size (`rank`: each backbone's own; `maps` of photographs:
+    its largest multiple up to 192 px)."""
     weights: tuple[str, ...] = ()
     """NAME=FILE, a weight file for the target NAME; with one target, FILE is enough. FILE::PART chooses a model in it,
     such as teacher."""
