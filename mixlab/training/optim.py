@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import AdamW, Optimizer
 
 from mixlab.errors import InputError
+from mixlab.ops.scale_each.op import scale_each_
 from mixlab.plugins import Registry, named, takes
 from mixlab.training.muon import Muon
 from mixlab.training.sharded import local
@@ -147,7 +148,7 @@ def clip_each_(gradients: Sequence[Tensor], limit: float | None) -> Tensor:
         norms = norms.sqrt_()
     if limit is not None:
         factors = (limit / (norms + CLIP_EPS)).clamp_(max=1.0)
-        torch._foreach_mul_(shards, list(factors.unbind()))
+        scale_each_(shards, factors)
     return torch.linalg.vector_norm(norms)
 
 

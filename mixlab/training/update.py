@@ -90,7 +90,7 @@ class Update:
             yield
 
     def clip(self) -> dict[str, Tensor]:
-        """Each gradient by its own norm: a launch for every parameter, so a capture has them where it can."""
+        """Each gradient by its own norm; a capture has it where it can."""
         return {"grad_norm": clip_each_(gradients(self.recipe.network.parameters()), self.config.optim.clip)}
 
     def lr(self, step: int) -> float:

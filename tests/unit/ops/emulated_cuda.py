@@ -17,6 +17,7 @@ from torch import Tensor
 
 import mixlab
 from mixlab.ops.cuda.program import Argument, pack
+from mixlab.ops.scale_each import op as scale_each
 from mixlab.ops.short_conv import cuda_short_conv
 from mixlab.ops.ssd import cuda_steps, cuda_triangle
 
@@ -75,6 +76,10 @@ def steps_program(device: int | None, length: int, directions: int, heads: int) 
     return EmulatedProgram(_compiled("steps_on_cpu.cpp", **sizes), cuda_steps.NAME)
 
 
+def scaling_program(device: int | None) -> EmulatedProgram:
+    return EmulatedProgram(_compiled("scale_each_on_cpu.cpp"), scale_each.NAME)
+
+
 @contextmanager
 def emulation() -> Iterator[None]:
     with (
@@ -83,6 +88,7 @@ def emulation() -> Iterator[None]:
         patch.object(cuda_short_conv, "_loaded", march_program),
         patch.object(cuda_short_conv, "marches_run", lambda *_: True),
         patch.object(cuda_steps, "_loaded", steps_program),
+        patch.object(scale_each, "_loaded", scaling_program),
         patch.object(cuda_steps, "steps_run", lambda *_: True),
     ):
         yield

@@ -1,4 +1,5 @@
-"""The gradients of short convolutions and of steps in CUDA C++, emulated on the CPU, and compiled.
+"""Short programs in CUDA C++, emulated on the CPU, and compiled: gradients of short convolutions and of steps, and
+products of many tensors with factors of their own.
 
 tests/gpu runs them on a GPU; `interpreted_kernels.py` runs them here inside of a whole mixer.
 """
@@ -17,6 +18,7 @@ from tests.tolerances import TOLERANCES, relative_error
 pytest.importorskip("triton")
 
 from mixlab.ops.cuda.program import CompileError
+from mixlab.ops.scale_each import op as scale_each
 from mixlab.ops.short_conv import cuda_short_conv
 from mixlab.ops.short_conv.cuda_short_conv import compile_march, march_backward, march_takes
 from mixlab.ops.ssd import cuda_steps
@@ -155,6 +157,34 @@ def test_the_sizes_that_python_knows_are_those_of_the_program() -> None:
         assert (program.threads, program.shared_bytes) == (32 * cuda_steps.WARPS, shared_bytes(*size))
 
 
+@emulated
+@pytest.mark.parametrize("count", [1, 128, 131])
+def test_every_tensor_is_scaled_by_its_own_factor(count: int) -> None:
+    maps: list[mmap.mmap] = []
+    generator = torch.Generator().manual_seed(count)
+    sizes = [0, 1, 3, 4096, 4097, 10_000, 5][: max(1, count)]
+    tensors = [torch.randn(sizes[n % len(sizes)], generator=generator) for n in range(count)]
+    whole = torch.randn(9, generator=generator)
+    tensors[-1] = whole[1:]  # a slice, which does not begin where 16 bytes do
+    factors = torch.rand(count, generator=generator)
+    factors[count // 2] = 1.0
+    factors[0] = torch.nan if tensors[0].numel() else 0.5
+    expected = [tensor * factor for tensor, factor in zip(tensors, factors, strict=True)]
+    given = [fenced(t, maps).copy_(t) for t in tensors[:-1]] + tensors[-1:]
+    before = whole[0].item()
+    with emulation():
+        scale_each._launch(given, factors)
+    for found, wanted in zip(given, expected, strict=True):
+        assert torch.equal(found.nan_to_num(7.0), wanted.nan_to_num(7.0))
+    assert whole[0] == before
+
+
+def test_products_with_factors_on_a_cpu_are_those_of_torch() -> None:
+    tensors, factors = [torch.ones(3), torch.ones(2, 2).mT, torch.ones(4).bfloat16()], torch.tensor([2.0, 3.0, 0.5])
+    scale_each.scale_each_(tensors, factors)
+    assert [float(t.flatten()[-1]) for t in tensors] == [2.0, 3.0, 0.5]
+
+
 @pytest.mark.parametrize("architecture", SHARED_BYTES)
 def test_they_compile_without_spilling(architecture: int) -> None:
     capability = divmod(architecture, 10)
@@ -163,6 +193,7 @@ def test_they_compile_without_spilling(architecture: int) -> None:
     except CompileError as missing:
         pytest.skip(str(missing))
     codes += [compile_steps(length, 2, 24, capability=capability) for length in (38, 198)]
+    codes.append(scale_each.compile_scaling(capability=capability))
     for code in codes:
         used = resources_of(code)
         assert used.stack == 0 and used.registers <= 128, used
