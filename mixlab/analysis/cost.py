@@ -101,6 +101,11 @@ def _answer(num_tokens: int, threshold: int, length: Length, costs: list[MixerCo
             f"({window.layer_flops / attention.layer_flops:.2f} of attention's arithmetic)."
         )
     times = attention.mixing_flops / scan.mixing_flops
+    if times < 1:  # MambaOut's criterion compares with projections, which are small in a narrow network
+        return first + (
+            f"But in a network this narrow attention's mixing costs {times:.1f} times the two-way scan's: take softmax "
+            "attention."
+        )
     return first + (
         f"Attention's mixing costs {times:.1f} times the two-way scan's and grows with the square of the tokens: a "
         "Mamba-2 scan, or linear attention where less expressive mixing will do, is worth trying here. The first paper "

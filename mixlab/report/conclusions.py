@@ -181,6 +181,10 @@ def _ranks(table: Table) -> Iterator[Sentence]:
         return
     ordered = sorted(rows, key=lambda pair: pair[1].value)
     (low, lowest), (high, highest) = ordered[0], ordered[-1]
+    side, other = (_side_of_blocks(*each) for each in (ordered[0], ordered[-1]))
+    alike = f"{lowest.value:.0f}" == f"{highest.value:.0f}" or round(lowest.value) == side  # of full rank
+    if alike or (side and other and lowest.value / side >= highest.value / other):  # a token more or less in a block
+        return
     more, less = (_with_article(row.mixer) or row.label for row in (high, low))
     yield [
         Part(f"{_capital(more)} can pass more information between distant patches than {less}: "),
@@ -190,6 +194,12 @@ def _ranks(table: Table) -> Iterator[Sentence]:
         Part(f"{lowest.value:.0f}", lowest.record),
         Part("."),
     ]
+
+
+def _side_of_blocks(row: Row, cell: Cell) -> int | None:
+    """Of those that a rank is of."""
+    ranks = (m for m in cell.record.measurements if m.metric == "off_diagonal_rank" and Network.of(m) == row.network)
+    return next((m["chunk"] for m in ranks), None)
 
 
 def _ledger(claims: Sequence[dict[str, Any]]) -> Iterator[Sentence]:

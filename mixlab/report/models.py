@@ -296,8 +296,8 @@ def _sizes(rows: list[Row], groups: list[Group], findings: Findings, measured: s
             parameters[row.network] = Cell(number, None, None, records[row.network])
         for record in findings.of("cost"):
             about = record.content["subject"]
-            same = (about.get("model"), about.get("training")) == (row.network.model, row.network.training)
-            if same and base_label(about["label"]) == row.network.name:
+            # Whatever it was trained for: rows of dense tasks name another training than the run's record does.
+            if (about.get("model"), base_label(about["label"])) == (row.network.model, row.network.name):
                 macs.setdefault(row.network, Cell(record.content["macs"], None, None, record))
     found = (
         Column("parameters", "count", "", parameters, is_score=False),

@@ -36,6 +36,7 @@ from mixlab.run.protocols import ONE_HEAD
 
 Check = Callable[[Evidence], Verdict]
 Keep = Callable[[Measurement], bool]
+Adjust = Callable[[Group, Group], Pair | None]
 
 RANKING = ("attention", "mamba2", "linear_attention")  # the first paper's order, best first
 SELF_SUPERVISED = "dino"
@@ -51,18 +52,25 @@ def orders_groups(
     *,
     keep: Keep = lambda m: True,
     papers: Mapping[str, Sequence[Any]] | None = None,
+    adjusted: Adjust = lambda a, b: (a, b),
 ) -> Check:
-    """The claim that networks of some kinds rank in the given order, best first, by each of the metrics."""
+    """The claim that networks of some kinds rank in the given order, best first, by each of the metrics. What two
+    groups are compared by may be `adjusted` to each other; None of those that say nothing about each other."""
 
     def check(evidence: Evidence) -> Verdict:
         found = evidence.select(*metrics, keep=lambda m: not m["causal"] and keep(m))
         comparisons = []
         for better, worse in pairwise(kinds):
             first, second = (over_seeds(m for m in found if kinds[kind](m)) for kind in (better, worse))
+            matched = mutual_pairs(first, second, papers)
             ordered = [
-                _named(compare(a, b, part=f"{better} above {worse}"), a, metrics)
-                for a, b in mutual_pairs(first, second, papers)
+                _named(compare(*pair, part=f"{better} above {worse}"), pair[0], metrics)
+                for pair in (adjusted(a, b) for a, b in matched)
+                if pair is not None
             ]
+            if matched and not ordered:
+                text = f"{NOT_MEASURED}: {better} and {worse} both reach the limit of what was measured"
+                return Verdict(Status.NOT_MEASURED, text)
             if not ordered:
                 have = ", ".join(kind for kind, is_one in kinds.items() if any(map(is_one, found))) or "none"
                 text = f"{NOT_MEASURED}: it needs {better} and {worse} by one protocol, the runs have {have}"
@@ -78,10 +86,15 @@ def orders_families(
     *,
     training: str | None = SELF_SUPERVISED,
     keep: Keep = lambda m: True,
+    adjusted: Adjust = lambda a, b: (a, b),
 ) -> Check:
     """The same of the first paper's families of mixers."""
     kinds = {family: _of_family(family) for family in RANKING}
-    return orders_groups(metrics, kinds, keep=lambda m: training in (None, m["training"]) and keep(m))
+
+    def in_scope(m: Measurement) -> bool:
+        return training in (None, m["training"]) and keep(m)
+
+    return orders_groups(metrics, kinds, keep=in_scope, adjusted=adjusted)
 
 
 def first_measured(*checks: Check) -> Check:
@@ -212,10 +225,14 @@ def rank_order(evidence: Evidence) -> Verdict:
     def numerical(m: Measurement) -> bool:
         return m["definition"] == "numerical"
 
-    verdict = orders_families(["off_diagonal_rank"], training=None, keep=numerical)(evidence)
+    verdict = orders_families(["off_diagonal_rank"], training=None, keep=numerical, adjusted=_in_equal_blocks)(evidence)
     found = evidence.select("off_diagonal_rank", keep=numerical)
     scans, linear = (over_seeds(m for m in found if m["family"] == family) for family in RANKING[1:])
-    bounds = {_same_blocks(m): m.value for m in evidence.select("off_diagonal_rank_bound", keep=numerical)}
+    bounds = {
+        _same_blocks(m): m.value
+        for m in evidence.select("off_diagonal_rank_bound", keep=numerical)
+        if m["chunk"] is None or m.value < m["chunk"]  # no block exceeds its side: that says nothing of the mixer
+    }
     capped = [
         f"no block of {title(a)} can exceed {bound:.0f}, which those of {title(b)} reach"
         for a, b in mutual_pairs(scans, linear)
@@ -225,6 +242,24 @@ def rank_order(evidence: Evidence) -> Verdict:
         return verdict
     text = "; ".join([verdict.measured, *capped])
     return replace(verdict, status=Status.CONTRADICTED, measured=text, proven=True)
+
+
+def _in_equal_blocks(a: Group, b: Group) -> Pair | None:
+    """Ranks as in blocks of the smaller side, since an image has a token more for one network; None of full blocks,
+    which would have any rank."""
+    sides = a[0]["chunk"], b[0]["chunk"]
+    if None in sides:
+        return a, b
+    if all(round(m.value) >= side for group, side in zip((a, b), sides, strict=True) for m in group):
+        return None
+    return (a, b) if sides[0] == sides[1] else (_scaled(a, min(sides) / sides[0]), _scaled(b, min(sides) / sides[1]))
+
+
+def _scaled(group: Group, share: float) -> Group:
+    def scale(value: float | None) -> float | None:
+        return None if value is None else share * value
+
+    return [replace(m, value=share * m.value, low=scale(m.low), high=scale(m.high)) for m in group]
 
 
 def _same_blocks(m: Measurement) -> tuple[Network, str]:

@@ -72,6 +72,12 @@ def test_autoregressive_tasks_are_told_about_the_state() -> None:
     assert "token by token" in give_advice(height=224, width=224, patch=16, dim=384, autoregressive=True).answer
 
 
+def test_a_scan_is_not_advised_where_attention_costs_less() -> None:
+    found = give_advice(height=230, width=17, patch=16, dim=1).answer
+    assert "take softmax attention" in found and "worth trying" not in found
+    assert "worth trying" in give_advice(height=800, width=1280, patch=16, dim=384).answer
+
+
 @pytest.mark.parametrize("bad", [{"height": 8}, {"patch": 0}, {"dim": -1}])
 def test_impossible_sizes_are_refused(bad: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="patch|at least 1"):

@@ -47,6 +47,22 @@ def test_ranks_that_are_equal_contradict_a_strict_order() -> None:
     assert status(6, *sizes) == "not measured"  # blocks of different sizes say nothing about each other
 
 
+def test_full_blocks_decide_nothing_about_the_order_of_ranks() -> None:
+    def full(chunks: tuple[int, int, int]) -> list[Measurement]:
+        return [
+            measured("off_diagonal_rank", f, float(c), low=c, high=c, definition="numerical", chunk=c, seed=seed)
+            for f, c in zip(RANKED, chunks, strict=True)
+            for seed in range(3)
+        ]
+
+    assert status(6, *full((50, 51, 50))) == status(6, *full((16, 16, 16))) == "not measured"
+    partly = [replace(m, value=m.value / 2, low=m.low / 2, high=m.high / 2) for m in full((50, 51, 50)) if m.low]
+    assert status(6, *partly) == "contradicted", "25.5 of 51 are as much as 25 of 50: no strict order"
+    unsure = [replace(m, value=15.0, low=9.0, high=16.0) for m in full((16, 16, 16))]
+    bounds = [replace(m, metric="off_diagonal_rank_bound", value=16.0, low=None, high=None) for m in unsure]
+    assert status(6, *unsure, *bounds) == status(6, *unsure), "no block exceeds its own side, whatever the mixer"
+
+
 def test_training_size_and_registers() -> None:
     dino, taught = (seeds("binary_auc", "attention", v, training=t) for v, t in ((0.8, "dino"), (0.7, "supervised")))
     assert status(8, dino, taught) == "supported"

@@ -137,14 +137,22 @@ def test_where_images_have_two_sizes_the_highest_is_that_of_one() -> None:
     assert "".join(part.text for part in one).startswith("Maps of a score highest on masks at 80 px: Binary-AUC of")
 
 
+def rank(family: str, value: float, chunk: int = 64) -> Measurement:
+    how = RankProtocol(data="photos", definition="numerical", chunk=chunk)
+    m = measured(family, value, how, metric="off_diagonal_rank", model=family)
+    return replace(m, subject=replace(m.subject, family=family), low=None, high=None)
+
+
+def test_ranks_that_do_not_differ_or_are_full_are_not_ordered() -> None:
+    assert said(rank("attention", 50, 50), rank("mamba2", 51, 51)) == [], "a network with a token more"
+    assert said(rank("attention", 50, 50), rank("linear_attention", 50, 50)) == []
+    assert said(rank("attention", 31.6), rank("linear_attention", 32.4)) == []
+    assert said(rank("attention", 40, 50), rank("mamba2", 40.7, 51)) == []
+    (one,) = said(rank("attention", 50, 50), rank("mamba2", 31, 51))
+    assert "rank 50 against 31" in one
+
+
 def test_three_sentences_are_enough_and_ranks_name_their_mixers() -> None:
-    def rank(family: str, value: float) -> Measurement:
-        how = RankProtocol(data="photos", definition="numerical", chunk=64)
-        return family_of(measured(family, value, how, metric="off_diagonal_rank", model=family), family)
-
-    def family_of(m: Measurement, family: str) -> Measurement:
-        return replace(m, subject=replace(m.subject, family=family), low=None, high=None)
-
     ledger = {"claims": [1, 2, 3], "counts": {"supported": 2, "not measured": 1}}
     found = said(rank("attention", 64), rank("mamba2", 16), claims=(ledger,))
     assert found == [
