@@ -433,3 +433,14 @@ def test_heads_of_a_probe_that_were_chosen_elsewhere_stand_beside_the_best(tmp_p
     assert (row.best, row.elsewhere) == pytest.approx((0.7, 0.6))
     write_report(places, tmp_path / "page.html")
     assert "chosen on other images" in (tmp_path / "page.html").read_text()
+
+
+def test_macs_of_a_run_of_a_dense_task_are_those_of_its_record() -> None:
+    miou = measured("photos", 0.4, SegmentationProtocol(data="ade", mode="single"), metric="miou", training="segment")
+    about = {"label": "photos", "model": "vit_tiny", "training": "segment"}
+    findings = Findings()
+    findings.add(Record(RunDirectory("nowhere"), "x", "run/results/x.json", {}, [miou]))
+    cost = {"kind": "cost", "subject": about, "num_parameters": 1000, "macs": 2_500_000}
+    findings.add(Record(RunDirectory("nowhere"), "cost", "run/results/cost.json", cost))
+    (macs,) = (column for column in model_table(findings).sizes if column.title == "MACs")
+    assert [cell.value for cell in macs.cells.values()] == [2_500_000]
