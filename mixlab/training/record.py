@@ -16,7 +16,14 @@ from mixlab.training.checkpoint import Checkpoints
 from mixlab.training.config import TrainConfig
 from mixlab.training.distributed import World, from_first, once_per_machine
 from mixlab.training.image_list import FILE, as_listed, changed_list, has_same_list, write_list
-from mixlab.training.stored_settings import check_settings, folder_was_moved, has_begun, note_changes, same_data
+from mixlab.training.stored_settings import (
+    check_settings,
+    first_change,
+    folder_was_moved,
+    has_begun,
+    note_changes,
+    same_data,
+)
 
 Warn = Callable[[str], None]
 
@@ -29,6 +36,7 @@ class RunRecord:
         self.data, self._given = str(data), data
         self.content: dict[str, Any] = {}  # as written at this start
         self._stored: dict[str, Any] = {}  # as found
+        self._opened: Source[Any] | None = None  # with the numbers and classes that the data has now
         self._known_as: str | None = None  # the name of the data at the start, where its folder was moved
 
     @property
@@ -42,7 +50,7 @@ class RunRecord:
 
     def open_source(self, warn: Warn) -> Source[Any]:
         """The data. Where a run resumes and images were removed, or added, the others keep their numbers."""
-        source = once_per_machine(self.world, lambda: self.config.method.open(self._given))
+        self._opened = source = once_per_machine(self.world, lambda: self.config.method.open(self._given))
         listed = None
         if self.world.is_first and has_begun(self.folder) and not is_built_in(self.data):
             known = self._known_data()
@@ -69,6 +77,7 @@ class RunRecord:
                 warn(f"{self.folder.path / 'config.json'} is gone; it is restored from the checkpoint")
         data = self.data if self._known_as is None else self._known_as
         self._stored = check_settings(self.folder, data=data, config=self.config, copy=copy)
+        self._check_classes()
 
     def write(self, about: dict[str, Any], source: Source[Any], *, step: int) -> None:
         """Everything needed to repeat the run; `about` is what the loop knows of it. Every start adds a session."""
@@ -130,6 +139,21 @@ class RunRecord:
                 f"{self.data} is not the data set that {self.folder.path} was started on: its number of samples, "
                 "labels or pixels differ; give the same one, or another run directory"
             )
+
+    def _check_classes(self) -> None:
+        """Refuse other classes of pixels or objects. Those of whole images are in the list of images, with their names,
+        and keep their numbers; these are in the samples alone.
+        """
+        known, source = self._stored.get("classes"), self._opened
+        if not isinstance(known, list) or source is None or not source.classes or known == list(source.classes):
+            return
+        if bool((source.labels() >= 0).any()):
+            return
+        place, change = self.folder.path, first_change(known, source.classes)
+        raise InputError(
+            f"{self.data} has other classes than {place} was started with ({change}); put them back in the order of "
+            f"{place / 'config.json'}, with labels to match, or give another --run directory"
+        )
 
     def _known_data(self) -> str | None:
         """The data that the run was started on; None where its record does not say."""

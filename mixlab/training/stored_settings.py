@@ -1,6 +1,7 @@
 """Settings of a run in its config.json: what may differ when it resumes, and what older versions meant."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,14 @@ def is_over(folder: RunDirectory) -> bool:
 def same_data(before: str, now: str) -> bool:
     """Whether two names of data mean the same, however a path in them was typed."""
     return before == now or _resolved(before) == _resolved(now)
+
+
+def first_change(before: Sequence[str], now: Sequence[str]) -> str:
+    """The first of the classes that are not as they were, in words, by its place from 1."""
+    pairs = enumerate(zip_longest(before, now), start=1)
+    place, named = next((place, pair) for place, pair in pairs if pair[0] != pair[1])
+    old, new = ("missing" if name is None else repr(name) for name in named)
+    return f"class {place} was {old}, is {new}"
 
 
 def folder_was_moved(before: str, now: str) -> bool:

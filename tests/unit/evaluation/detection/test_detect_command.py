@@ -18,6 +18,7 @@ from test_average_precision import by_pycocotools
 from mixlab.analysis.claims import Evidence
 from mixlab.analysis.claims.orders import mamba_does_dense_better
 from mixlab.data.objects import instances_file, parse_objects
+from mixlab.errors import InputError
 from mixlab.evaluation.dense_task import settings_digest
 from mixlab.evaluation.detection import task
 from mixlab.evaluation.detection.average_precision import NAMES
@@ -208,6 +209,20 @@ def test_coco_folders_with_every_kind_of_image_train(tmp_path):
     draw_coco(tmp_path / "data")
     result = run(tmp_path / "run", "batch=2", "steps=2", data=str(tmp_path / "data"))
     assert result["n"] == 1 and set(result["classes"]["boxes"]) == {"cat", "kite", "brush"}
+
+
+def test_a_run_does_not_resume_where_a_category_was_added(tmp_path):
+    content = draw_coco(tmp_path / "data")
+    run(tmp_path / "run", "batch=2", "steps=1", data=str(tmp_path / "data"))
+    content["categories"].insert(1, {"id": 5, "name": "dog"})
+    (tmp_path / "data" / "instances.json").write_text(json.dumps(content))
+    with pytest.raises(InputError, match=r"\(class 2 was 'kite', is 'dog'\); put them back"):
+        run(tmp_path / "run", "batch=2", "steps=1", data=str(tmp_path / "data"))
+    content["categories"] = content["categories"][:2]  # one less than there were, and its objects
+    content["annotations"] = [entry for entry in content["annotations"] if entry["category_id"] in (3, 5)]
+    (tmp_path / "data" / "instances.json").write_text(json.dumps(content))
+    with pytest.raises(InputError, match="has other classes than"):
+        run(tmp_path / "run", "batch=2", "steps=1", data=str(tmp_path / "data"))
 
 
 def test_unreadable_images_are_named_and_left_out_of_the_figures(tmp_path):

@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import re
 import shutil
 import signal
 import stat
@@ -23,6 +24,7 @@ from mixlab.backbones.weights.reading import WeightsError
 from mixlab.backbones.zoo import create_model
 from mixlab.commands.dense_task import say_recipe, small_recipe, target_and_recipe
 from mixlab.data.mask_formats import parse_label_maps
+from mixlab.errors import InputError
 from mixlab.evaluation.dense_task import DensePlan
 from mixlab.evaluation.segmentation import task
 from mixlab.evaluation.segmentation.task import plan_segmentation
@@ -420,6 +422,33 @@ def test_images_that_cannot_be_judged_are_not_shown_either(
     again = segment(str(finished), data=str(data), run=tmp_path / "none", evaluate_only=True, device="cpu")
     assert again["n"] == 0 and len(again["skipped"]) == 3
     assert not (tmp_path / "none" / "figures").exists()
+
+
+def reorder_labels(data: Path) -> None:
+    """The same set with its first two classes in the other order, in names and labels."""
+    names = (data / "classes.txt").read_text().splitlines()
+    (data / "classes.txt").write_text("\n".join([names[1], names[0], *names[2:]]))
+    for file in (data / "labels").rglob("*.png"):
+        labels = np.asarray(Image.open(file))
+        Image.fromarray(np.where(labels < 2, 1 - labels, labels).astype(np.uint8)).save(file)
+
+
+def test_a_run_does_not_resume_where_its_classes_are_in_another_order(tmp_path: Path) -> None:
+    data, run = draw_labels(tmp_path / "set", 4), tmp_path / "run"
+    options = {"data": str(data), "run": run, "set": [*SMALL, "steps=1"], "num_val": 2, "device": "cpu"}
+    before = segment("segment_gatedconv_tiny64", **options)
+    reorder_labels(data)
+    says = "(class 1 was 'ground', is 'disc'); put them back in the order of"
+    with pytest.raises(InputError, match=re.escape(says)):
+        segment("segment_gatedconv_tiny64", **options)
+    stored = (run / "config.json").read_bytes()
+    (run / "config.json").unlink()  # its copy in the checkpoint counts
+    with pytest.raises(InputError, match=re.escape(says)):
+        segment("segment_gatedconv_tiny64", **options)
+    (run / "config.json").write_bytes(stored)
+    reorder_labels(data)
+    (data / "images" / "training" / "3.png").unlink()  # an image that is gone is no other class
+    assert segment("segment_gatedconv_tiny64", **options)["classes"] == before["classes"]
 
 
 def test_a_torn_head_is_refused_by_name(finished: Path, tmp_path: Path) -> None:
