@@ -29,7 +29,7 @@ from mixlab.training.config import ModelConfig, TrainConfig
 from mixlab.training.distributed import World, join_world
 from mixlab.training.loop import Trainer, train
 from mixlab.training.settings import override
-from mixlab.training.stored_settings import MAY_CHANGE, same_data
+from mixlab.training.stored_settings import MAY_CHANGE, first_change, same_data
 
 STARTS_FROM = "starts_from"  # in config.json: what is known of the backbone that training started from
 R = TypeVar("R")
@@ -81,6 +81,7 @@ class DensePlan:
                     DenseRun(
                         label=trainer.folder.path.name,
                         recipe=trainer.recipe,
+                        classes=tuple(trainer.source.classes),
                         config=config,
                         data=self.data,
                         training=training,
@@ -109,6 +110,7 @@ class DenseRun:
 
     label: str
     recipe: DenseRecipe
+    classes: tuple[str, ...]  # that it was trained for, in the order of its answers
     config: TrainConfig
     data: Data  # that it was trained on
     training: str  # of its backbone, before
@@ -144,10 +146,17 @@ class DenseRun:
         }
 
     def check_classes(self, source: Source[Any], data: Data) -> None:
-        if len(source.classes) != self.recipe.num_classes:
+        """Refuse data with other classes, or with the same in another order: its numbers would mean something else."""
+        if len(source.classes) != len(self.classes):
             raise InputError(
-                f"'{data}' has {len(source.classes)} classes, this network was trained for {self.recipe.num_classes}; "
+                f"'{data}' has {len(source.classes)} classes, this network was trained for {len(self.classes)}; "
                 "evaluate it on data with the same classes"
+            )
+        if tuple(source.classes) != self.classes:
+            raise InputError(
+                f"'{data}' has other classes than this network was trained for, or another order "
+                f"({first_change(self.classes, source.classes)}); evaluate it on data with the same classes, with the "
+                "names and the order of its config.json"
             )
 
 
@@ -237,6 +246,7 @@ def trained_run(
         yield DenseRun(
             label=folder.path.name,
             recipe=recipe,
+            classes=tuple(stored["classes"]),
             config=config,
             data=stored["data"],
             training=training or known,

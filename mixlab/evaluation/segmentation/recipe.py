@@ -39,6 +39,7 @@ from mixlab.training.distributed import World, num_workers, once_per_machine
 from mixlab.training.live_scores import Score
 from mixlab.training.precision import Precise
 from mixlab.training.recipe import BatchPart, to_pixels_of
+from mixlab.training.stored_settings import first_change
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,8 +74,14 @@ class SegmentConfig(DenseConfig):
         return self.crop
 
     def open(self, data: Data) -> MaskSource:
-        parse_label_maps(data, split="val")  # what cannot be scored in the end is refused before it is trained on
-        return parse_label_maps(data)
+        """What cannot be scored in the end is refused before it is trained on."""
+        val, train = parse_label_maps(data, split="val"), parse_label_maps(data)
+        if tuple(val.classes) != tuple(train.classes):
+            raise InputError(
+                f"{data}: the {len(val.classes)} classes of the validation set are not the {len(train.classes)} of the "
+                f"training set ({first_change(train.classes, val.classes)}); give both the same, in the same order"
+            )
+        return train
 
     def loader(self, source: MaskSource, config: TrainConfig, *, world: World) -> BatchLoader[CropBatch]:
         rule = CropRule(

@@ -161,6 +161,15 @@ class Masked(mixlab.Source):
         return f"half-{index}"
 
 
+def test_masks_to_train_on_and_to_validate_on_have_the_same_classes(tmp_path: Path) -> None:
+    train, val = Masked(), Masked()
+    train.classes, val.classes = ("dark", "light"), ("light", "dark")
+    model = mixlab.create_model("vit_tiny", dim=64, depth=1, patch=8, image=32)
+    plan = mixlab.plan_segmentation(model, data={"train": train, "val": val}, settings=["steps=1"])
+    with pytest.raises(ValueError, match=r"of the training set \(class 1 was 'dark', is 'light'\); give both the same"):
+        mixlab.fit_segmentation(plan, tmp_path, device="cpu")
+
+
 def test_a_source_of_masks_is_scored_and_cut_into_splits() -> None:
     parts = [parse_label_maps(as_data(Masked()), split=split) for split in ("train", "val")]
     assert [part.name(0) for part in parts] == ["half-1", "half-0"]

@@ -225,6 +225,15 @@ def test_a_run_does_not_resume_where_a_category_was_added(tmp_path):
         run(tmp_path / "run", "batch=2", "steps=1", data=str(tmp_path / "data"))
 
 
+def test_a_run_is_not_judged_by_as_many_other_categories(tmp_path):
+    content = draw_coco(tmp_path / "data")
+    run(tmp_path / "run", "batch=2", "steps=1", data=str(tmp_path / "data"))
+    content["categories"][1]["name"] = "dog"
+    (tmp_path / "data" / "other.json").write_text(json.dumps(content))
+    with pytest.raises(InputError, match=r"\(class 2 was 'kite', is 'dog'\); evaluate it on data with the same"):
+        detect(str(tmp_path / "run"), data=str(tmp_path / "data" / "other.json"), evaluate_only=True, device="cpu")
+
+
 def test_unreadable_images_are_named_and_left_out_of_the_figures(tmp_path):
     draw_coco(tmp_path / "data", name="annotations/instances_train.json", images="train")
     content = draw_coco(tmp_path / "data", name="annotations/instances_val.json", images="val")

@@ -451,6 +451,20 @@ def test_a_run_does_not_resume_where_its_classes_are_in_another_order(tmp_path: 
     assert segment("segment_gatedconv_tiny64", **options)["classes"] == before["classes"]
 
 
+def test_a_run_is_not_judged_by_as_many_other_classes_or_in_another_order(finished: Path, tmp_path: Path) -> None:
+    data = draw_labels(tmp_path / "set", 2)
+    options = {"data": str(data), "run": tmp_path / "run", "evaluate_only": True, "device": "cpu"}
+    assert segment(str(finished), **options)["n"] == 2
+    reorder_labels(data)
+    with pytest.raises(InputError, match=r"\(class 1 was 'ground', is 'disc'\); evaluate it on data with the same"):
+        segment(str(finished), **options)
+    reorder_labels(data)
+    names = (data / "classes.txt").read_text().splitlines()
+    (data / "classes.txt").write_text("\n".join([*names[:-1], "zebra"]))
+    with pytest.raises(InputError, match=rf"\(class 11 was '{names[-1]}', is 'zebra'\)"):
+        segment(str(finished), **options)
+
+
 def test_a_torn_head_is_refused_by_name(finished: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     shutil.copytree(finished, folder)
