@@ -131,7 +131,7 @@ def _score(trained: DenseRun, *, data: Data, num_val: int | None, bar: Bar) -> D
             recipe.network,
             source,
             method.resizing(),
-            batch=config.part_size(world.size),
+            batch=max(1, config.batch // (world.size * config.accumulate)),  # ranks need not share a batch evenly
             world=world,
             precise=autocast(config.precision, world.device),
             workers=num_workers(config.data.workers, world),

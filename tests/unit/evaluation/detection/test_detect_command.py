@@ -196,6 +196,27 @@ def test_two_processes_train_and_find_what_one_finds(finished, tmp_path):
     assert rows[-1]["step"] == 2 and "detection" in RunDirectory.open(trained).results()
 
 
+def child_that_judges(run: str, place: str, rank: int, port: int) -> None:
+    torch.set_num_threads(1)
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "LOCAL_RANK": str(rank)}
+    os.environ |= {"WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "3"}
+    detect(run, data=DATA, run=Path(place), evaluate_only=True, num_val=NUM, device="cpu")
+
+
+def test_processes_that_cannot_share_a_batch_evenly_judge_a_run_all_the_same(finished, tmp_path):
+    port = free_port()
+    processes = [
+        CONTEXT.Process(target=child_that_judges, args=(str(finished), str(tmp_path), rank, port)) for rank in range(3)
+    ]
+    for process in processes:
+        process.start()
+    assert exit_codes(*processes) == [0, 0, 0]
+    ours, theirs = (RunDirectory.open(place).results()["detection"] for place in (tmp_path, finished))
+    assert (ours["n"], ours["num_objects"]) == (NUM, theirs["num_objects"])
+    for kind in ("boxes", "masks"):
+        assert ours[kind]["AP"] == pytest.approx(theirs[kind]["AP"], abs=1e-4)
+
+
 def test_a_frozen_backbone_leaves_the_run_as_it_came(finished, tmp_path):
     settings = [setting for setting in SMALL if not setting.startswith("model.")] + ["steps=2"]
     result = detect(str(finished), data=DATA, run=tmp_path / "run", head="mask", frozen=True, num_val=NUM, device="cpu",
