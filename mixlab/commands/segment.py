@@ -6,7 +6,7 @@ from mixlab.choices import InferenceMode
 from mixlab.commands.answer import Answer
 from mixlab.commands.dense_task import train_or_evaluate
 from mixlab.commands.options import DenseTarget, Flat
-from mixlab.commands.output import drawing, is_first, percent
+from mixlab.commands.output import drawing, is_first, percent, warn
 from mixlab.console import console
 from mixlab.run import RunDirectory, provenance
 
@@ -54,9 +54,15 @@ def segment(
     ]
     title = f"Segmentation of {content['data']} by {content['model']}, n = {result.n}"
     answer.table(title, ("class", "IoU %", "accuracy %", "pixels"), rows)
-    overall = ", ".join(f"{metric} {percent(content[metric.lower()])}" for metric in ("mIoU", "mAcc", "aAcc"))
+    shares = {metric: percent(content[metric.lower()]) for metric in ("mIoU", "mAcc", "aAcc")}
+    overall = ", ".join(f"{metric} {'-' if share is None else share}" for metric, share in shares.items())
     ends = [str(percent(end)) for end in result.scores.miou_interval or ()]
     interval = f"; mIoU 95 %: {' to '.join(ends)}" if ends else ""
     answer.line(f"{overall} (%, {mode}{interval})")
+    if content["miou"] is None:
+        why = (
+            "no pixel of these images is labelled: all are 255 (0 in annotations/)" if result.n else "no image was read"
+        )
+        warn(f"{why}, so there is nothing to score; give images whose label maps have classes")
     console.print(f"results in {folder.path}")
     return answer.emit(content)

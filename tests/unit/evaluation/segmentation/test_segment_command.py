@@ -424,6 +424,25 @@ def test_images_that_cannot_be_judged_are_not_shown_either(
     assert not (tmp_path / "none" / "figures").exists()
 
 
+def test_images_without_a_labelled_pixel_have_no_score_and_a_sentence_says_so(
+    finished: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    data = draw_labels(tmp_path / "set", 2)
+    options = {"data": str(data), "run": tmp_path / "run", "evaluate_only": True, "device": "cpu"}
+    for file in (data / "labels" / "validation").iterdir():
+        Image.new("L", (32, 32), 255).save(file)
+    assert segment(str(finished), **options)["miou"] is None
+    said = capfd.readouterr()
+    assert "mIoU -, mAcc -, aAcc - (%, single)" in said.out and "None" not in said.out
+    assert "no pixel of these images is labelled: all are 255" in " ".join(said.err.split())
+    assert not RunDirectory(tmp_path / "run").measurements()
+    for file in (data / "labels" / "validation").iterdir():
+        file.write_bytes(b"half a file")
+    with pytest.warns(UserWarning, match="not an image"):
+        segment(str(finished), **options)
+    assert "no image was read, so there is nothing to score" in " ".join(capfd.readouterr().err.split())
+
+
 def reorder_labels(data: Path) -> None:
     """The same set with its first two classes in the other order, in names and labels."""
     names = (data / "classes.txt").read_text().splitlines()
