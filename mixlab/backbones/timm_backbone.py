@@ -13,6 +13,7 @@ from timm.models.mambaout import MambaOut
 from timm.models.naflexvit import NaFlexVit
 from timm.models.vision_transformer import Block, ResPostBlock, VisionTransformer
 from timm.models.vision_transformer_relpos import VisionTransformerRelPos
+from timm.models.vision_transformer_sam import VisionTransformerSAM
 from torch import Tensor, nn
 
 from mixlab.backbones.attention_recorder import AttentionRecorder
@@ -70,6 +71,7 @@ class TimmBackbone(Backbone):
                 "wrap it (mixlab.wrap) and say where its maps come from"
             )
         _drop_hidden_head(self.model)
+        _count_neck(self.model)
         self.pools_itself = not _ends_in_nothing(self.model)
         # Some networks widen what they have pooled, MobileNetV3 among them.
         width = getattr(self.model, "head_hidden_size", None) if self.pools_itself else None
@@ -168,7 +170,7 @@ class TimmBackbone(Backbone):
         self._check(images)
         grid = self.model.patch_embed.dynamic_feat_size(tuple(images.shape[2:]))
         num_tokens = grid[0] * grid[1] + self.layout.num_learned
-        with AttentionRecorder(len(images), num_tokens, mixed, self.layer_shapes()[-1].width) as recorder:
+        with AttentionRecorder(len(images), num_tokens, mixed, self._token_width()) as recorder:
             found = list(self.features(images, layers=featured))
         self._check_calls(recorder.num_calls, self.num_layers, f"{self.num_layers} layers")
         yield from found
@@ -212,7 +214,7 @@ class TimmBackbone(Backbone):
     def _recorded_mixings(self, images: Tensor, wanted: list[int]) -> Iterator[tuple[int, Mixing]]:
         _, features = next(iter(self.features(images, layers=[0])))
         num_tokens = features.grid[0] * features.grid[1] + self.layout.num_learned
-        with AttentionRecorder(len(images), num_tokens, wanted, self.layer_shapes()[-1].width) as recorder:
+        with AttentionRecorder(len(images), num_tokens, wanted, self._token_width()) as recorder:
             self._run(self.model, images)
         self._check_calls(recorder.num_calls, self.num_layers, f"{self.num_layers} layers")
         for index in wanted:
@@ -243,6 +245,11 @@ class TimmBackbone(Backbone):
     def _vit_tokens(self, images: Tensor) -> Tensor:
         """The tokens (B, L, D) before the first block of a ViT."""
         return self.model.norm_pre(self.model.patch_drop(self.model._pos_embed(self.model.patch_embed(images))))
+
+    def _token_width(self) -> int:
+        """What layers attend over, which a neck behind them may narrow."""
+        is_sam = isinstance(self.model, VisionTransformerSAM)
+        return int(self.model.embed_dim) if is_sam else self.layer_shapes()[-1].width
 
     def _check_calls(self, num_calls: int, expected: int, where: str) -> None:
         if num_calls != expected:
@@ -296,6 +303,14 @@ def _drop_hidden_head(model: Any) -> None:
         model.head_hidden_size = model.head.num_features = model.num_features
     if isinstance(getattr(model, "aux_head", None), nn.Identity):  # VOLO's for token labelling, which adds all tokens
         model.aux_head = None
+
+
+def _count_neck(model: Any) -> None:
+    """What the neck of SAM's ViTs gives is narrower than their layers, which timm names as their width."""
+    if isinstance(model, VisionTransformerSAM) and isinstance(model.neck, nn.Sequential):
+        model.head_hidden_size = model.num_features
+        for info in model.feature_info:
+            info["num_chs"] = model.num_features
 
 
 def _ends_in_nothing(model: Any) -> bool:

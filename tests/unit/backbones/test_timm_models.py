@@ -413,3 +413,17 @@ def test_a_timm_model_without_a_pool_has_the_summary_of_its_last_layer(name: str
 def test_the_width_of_a_backbone_is_that_of_its_summary(name: str) -> None:
     model = mixlab.create_model(f"timm/{name}").eval()
     assert model(torch.randn(1, 3, 64, 64)).shape == (1, model.dim)
+
+
+def test_the_neck_of_sam_sets_the_width_of_its_features() -> None:
+    fields: dict[str, Any] = {"depth": 2, "img_size": 64, "global_attn_indexes": (0, 1)}
+    model = mixlab.create_model("timm/samvit_base_patch16", **fields).eval()
+    images = torch.randn(1, 3, 64, 64)
+    assert model(images).shape == (1, model.dim) == (1, 256)
+    for shape, (_, features) in zip(model.layer_shapes(), model.features(images, layers=2), strict=True):
+        assert features.patches.shape[-1] == shape.width == 256
+    for _, mixing in model.mixings(images):
+        assert mixing.matrix().shape == (1, 12, 16, 16)
+        torch.testing.assert_close(mixing.apply(), mixing.matrix() @ mixing.values)
+    without = mixlab.create_model("timm/samvit_base_patch16_224", depth=2, global_attn_indexes=(1,)).eval()
+    assert without.dim == 768 and [shape.width for shape in without.layer_shapes()] == [768, 768]
