@@ -68,7 +68,8 @@ class BinaryAUC(Metric):
         self.thresholds, self.keep_values = thresholds, keep_values
         # A MetricCollection updates only one of several metrics whose states are equal: with other arguments they never
         # are. It is the first state, so that metrics of other arguments are refused before anything is added.
-        choices = (ignore, normalize, resize, threshold, _listed(thresholds), keep_values)
+        cut = None if threshold is None else float(threshold)
+        choices = (ignore, normalize, resize, cut, _listed(thresholds), keep_values)
         self.add_state("arguments", default=_digest(choices), dist_reduce_fx=_the_same)
         for name in ("total", "num_scored", "num_undefined"):
             self.add_state(name, default=torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")

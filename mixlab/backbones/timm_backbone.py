@@ -196,8 +196,10 @@ class TimmBackbone(Backbone):
         try:
             return function(images)
         except Exception as error:
-            known = isinstance(error, InputError) or is_out_of_memory(error)
-            if known or torch.compiler.is_compiling() or tuple(images.shape[2:]) == self.made_for:
+            known = isinstance(error, InputError | torch.AcceleratorError) or is_out_of_memory(error)
+            own = next(self.model.parameters(), images)  # images of another kind are not a matter of their size
+            other_kind = (images.dtype, images.device) != (own.dtype, own.device)
+            if known or other_kind or torch.compiler.is_compiling() or tuple(images.shape[2:]) == self.made_for:
                 raise
             raise self._refused(images, error) from error
 

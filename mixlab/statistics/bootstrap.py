@@ -13,7 +13,7 @@ from mixlab.statistics.intervals import LEVEL, Estimate, mean_interval, student,
 
 NUM_RESAMPLES = 2000
 PARTS = 200  # of a jackknife, at most
-FEWEST = 8  # a bootstrap needs: means of resamples never leave the scores, and of 2 images they cover 54 %, of 5 92 %
+FEWEST = 8  # a bootstrap needs: means of resamples never leave the scores, and of 2 images they cover 50 %, of 5 92 %
 FEW = 50  # from here on the percentiles cover what they say, within a point or two
 _DRAWS_AT_ONCE = 1 << 22
 

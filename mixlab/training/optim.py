@@ -38,8 +38,8 @@ def parameter_groups(
 ) -> list[dict[str, Any]]:
     """Groups of trained parameters with their names: decayed, then not. Vectors never decay.
 
-    `shares` names beginnings of names whose parameters learn at that share of the learning rate; `muon` those that
-    decay and are not AdamW's.
+    `shares` names beginnings of names whose parameters learn at that share of the learning rate; `muon` the matrices
+    that are not AdamW's.
     """
     trained = [(name, parameter) for name, parameter in network.named_parameters() if parameter.requires_grad]
     if unknown := no_decay - {name for name, _ in network.named_parameters()}:
@@ -48,12 +48,12 @@ def parameter_groups(
     def kind(name: str, parameter: nn.Parameter) -> tuple[float, bool, bool]:
         share = next((share for start, share in (shares or {}).items() if name.startswith(start)), 1.0)
         decay = not (name in no_decay or parameter.ndim < 2)
-        return share, decay, decay and name in muon
+        return share, decay, parameter.ndim > 1 and name in muon
 
     kinds = [kind(name, parameter) for name, parameter in trained]
     groups = []
     all_shares = sorted({1.0, *(share for share, *_ in kinds)}, reverse=True)
-    for share, (decay, by_muon) in product(all_shares, ((True, False), (False, False), (True, True))):
+    for share, (decay, by_muon) in product(all_shares, ((True, False), (False, False), (True, True), (False, True))):
         chosen = [pair for pair, own in zip(trained, kinds, strict=True) if own == (share, decay, by_muon)]
         if by_muon and not chosen:
             continue

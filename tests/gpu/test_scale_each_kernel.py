@@ -19,7 +19,8 @@ def drawn() -> tuple[list[torch.Tensor], torch.Tensor]:
 def test_every_tensor_is_scaled_as_by_torch() -> None:
     tensors, factors = drawn()
     expected = [t.clone() for t in tensors]
-    assert runs_kernel(tensors, factors)
+    assert all(runs_kernel(tensor, factors) for tensor in tensors)
+    tensors[2], expected[2] = tensors[2].mT, expected[2].mT
     scale_each_(tensors, factors)
     scale_by_torch(expected, factors)
     assert all(torch.equal(one, other) for one, other in zip(tensors, expected, strict=True))

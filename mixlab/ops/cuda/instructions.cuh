@@ -84,7 +84,7 @@ DEVICE float power_of_2(float x) {
   return y;
 }
 
-DEVICE float hyperbolic_tangent(float x) {  // to 2^-11 of its value, an eighth of what bfloat16 tells apart
+DEVICE float hyperbolic_tangent(float x) {  // to 2^-11 of its value
   float y;
   asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;

@@ -63,6 +63,17 @@ class Program:
         del held
 
 
+def aligned(tensor: Tensor) -> Tensor:
+    """Dense, and beginning where 16 bytes do: a part of a larger tensor may not."""
+    dense = tensor.contiguous()
+    return dense.clone() if dense.data_ptr() % 16 else dense
+
+
+def as_numbers(parameter: Tensor) -> Tensor:
+    """The same in float32: a network as a whole may be in bfloat16."""
+    return aligned(parameter.float())
+
+
 def pack(arguments: Sequence[Argument]) -> tuple[list[Any], ctypes.Array[ctypes.c_void_p]]:
     """Arguments as the driver wants them: what must live until it has read them, and where each lies."""
     held = [_passed(argument) for argument in arguments]

@@ -28,26 +28,28 @@ class _Many(ctypes.Structure):
 
 def scale_each_(tensors: Sequence[Tensor], factors: Tensor) -> None:
     """tensors[i] *= factors[i], on a GPU in one launch for 128 tensors; what has the factor 1 is not even read."""
-    if runs_kernel(tensors, factors):
+    dense = [runs_kernel(tensor, factors) for tensor in tensors]
+    if any(dense):
         with torch.cuda.device_of(factors):
-            _launch(tensors, factors)
-    else:
-        reference.scale_each_(tensors, factors)
+            _launch(tensors, factors, dense)
+    if others := [place for place, is_dense in enumerate(dense) if not is_dense]:
+        reference.scale_each_([tensors[place] for place in others], torch.stack([factors[place] for place in others]))
 
 
-def runs_kernel(tensors: Sequence[Tensor], factors: Tensor) -> bool:
-    """The one dispatch: whether a kernel scales all of them."""
-    fits = all(t.dtype == torch.float32 and t.device == factors.device and t.is_contiguous() for t in tensors)
-    return fits and factors.dtype == torch.float32 and factors.is_contiguous() and _scaling_runs(factors.device)
+def runs_kernel(tensor: Tensor, factors: Tensor) -> bool:
+    """The one dispatch: whether a kernel scales this one of the tensors."""
+    dense = tensor.is_contiguous() and factors.is_contiguous() and tensor.device == factors.device
+    return dense and tensor.dtype == factors.dtype == torch.float32 and _scaling_runs(factors.device)
 
 
-def _launch(tensors: Sequence[Tensor], factors: Tensor) -> None:
+def _launch(tensors: Sequence[Tensor], factors: Tensor, dense: Sequence[bool]) -> None:
     for first in range(0, len(tensors), TENSORS):
         some = tensors[first : first + TENSORS]
-        ends = list(accumulate(-(-t.numel() // NUMBERS) for t in some))
+        counts = [t.numel() * is_dense for t, is_dense in zip(some, dense[first:], strict=False)]  # none of the others
+        ends = list(accumulate(-(-count // NUMBERS) for count in counts))
         many = _Many(
             (ctypes.c_void_p * TENSORS)(*(t.data_ptr() for t in some)),
-            (ctypes.c_longlong * TENSORS)(*(t.numel() for t in some)),
+            (ctypes.c_longlong * TENSORS)(*counts),
             (ctypes.c_int * TENSORS)(*ends, *[ends[-1]] * (TENSORS - len(some))),
         )
         if ends[-1]:
@@ -68,10 +70,13 @@ def compile_scaling(*, capability: tuple[int, int]) -> bytes:
 def worst_error(device: torch.device) -> float:
     """The largest relative error for more tensors than one launch takes, some empty, some of several programs."""
     generator = torch.Generator().manual_seed(0)
-    tensors = [torch.randn(37 * (n % 5) ** 4, generator=generator).to(device) for n in range(TENSORS + 4)]
-    factors = torch.rand(len(tensors), generator=generator).clamp(min=0.1, max=0.5).mul_(2).to(device)
+    sizes = [37 * (n % 5) ** 4 for n in range(TENSORS + 4)]
+    tensors = [torch.randn(size, generator=generator, dtype=torch.float32).to(device) for size in sizes]
+    factors = (
+        torch.rand(len(tensors), generator=generator, dtype=torch.float32).clamp(min=0.1, max=0.5).mul_(2).to(device)
+    )
     expected = [t.cpu() * factor for t, factor in zip(tensors, factors.cpu(), strict=True)]
-    _launch(tensors, factors)
+    _launch(tensors, factors, [True] * len(tensors))
     pairs = zip(tensors, expected, strict=True)
     errors = [(one.cpu() - other).norm() / other.norm() for one, other in pairs if other.numel()]
     return float(torch.stack(errors).nan_to_num(torch.inf).max())

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from mixlab.ops.cuda.program import Program, compile_program
+from mixlab.ops.cuda.program import Program, aligned, as_numbers, compile_program
 from mixlab.ops.cuda.trusted import Trusted
 from mixlab.ops.short_conv.reference import short_conv
 from mixlab.ops.triton_sums import add_up
@@ -23,7 +23,12 @@ MAX_LENGTH = 256  # one warp marches over all tokens
 def march_takes(x: Tensor, dx: Tensor, *, directions: int, state: int) -> bool:
     """Whether `march_backward` takes x (B, L, C), a slice of dense rows, and writes into dx."""
     _, length, channels = x.shape
-    fits = x.dtype == torch.bfloat16 and channels % CHANNELS == state % CHANNELS == 0 and length <= MAX_LENGTH
+    fits = (
+        x.dtype == torch.bfloat16
+        and x.numel() > 0
+        and channels % CHANNELS == state % CHANNELS == 0
+        and length <= MAX_LENGTH
+    )
     aligned = x.stride(1) == dx.stride(1) and x.stride(1) % 2 == 0 and x.data_ptr() % 4 == dx.data_ptr() % 4 == 0
     return fits and aligned and marches_run(x.device, *_sizes(x, directions, state))
 
@@ -41,16 +46,11 @@ def march_backward(
     dqueries, dkeys = dqk
     sums = torch.empty(batch, directions * channels * (width + 1), dtype=torch.float32, device=x.device)
     _loaded(x.device.index, *_sizes(x, directions, dkeys.shape[-1])).launch(
-        (channels // CHANNELS, batch), x, _numbers(weight), _numbers(bias), dvalues.contiguous(), dkeys.contiguous(),
-        dqueries.contiguous(), dx, sums, length, 2 * x.stride(0), 2 * dx.stride(0),
+        (channels // CHANNELS, batch), x, as_numbers(weight), as_numbers(bias), aligned(dvalues), aligned(dkeys),
+        aligned(dqueries), dx, sums, length, 2 * x.stride(0), 2 * dx.stride(0),
     )  # fmt: skip
     dweight, dbias = add_up(sums).split([weight.numel(), bias.numel()])
     return dweight.view(weight.shape), dbias.view(bias.shape)
-
-
-def _numbers(parameter: Tensor) -> Tensor:
-    """Dense in float32: a network as a whole may be in bfloat16."""
-    return parameter.float().contiguous()
 
 
 @cache
@@ -72,7 +72,7 @@ def worst_error(directions: int, values: int, keys: int, token_bytes: int, devic
     length, channels = 38, values + 2 * keys
 
     def draw(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator).to(device)
+        return torch.randn(shape, generator=generator, dtype=torch.float32).to(device)
 
     x = draw(2, length, token_bytes // 2).bfloat16()[..., :channels]
     weight, bias = draw(directions, channels, 4) / 2, draw(directions, channels) / 10

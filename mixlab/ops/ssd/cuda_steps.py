@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from mixlab.ops.cuda.program import Program, compile_program
+from mixlab.ops.cuda.program import Program, as_numbers, compile_program
 from mixlab.ops.cuda.trusted import Trusted
 from mixlab.ops.ssd.tiling import BLOCK, Tiling
 from mixlab.ops.ssd.triton_steps import LOG2_E, MIN_LOG2_DECAY, Flows, make_steps
@@ -35,7 +35,7 @@ def triangle_steps_backward(
     """Gradients of A_log, skip and bias (3, R, heads) in float32; that of raw steps dt (B, L, heads) goes into ddt."""
     (batch, length, _), (directions, heads) = dt.shape, A_log.shape
     sums = torch.empty(3, batch, directions, heads, dtype=torch.float32, device=dt.device)
-    parameters = (t.float().contiguous() for t in (bias, A_log))
+    parameters = (as_numbers(t) for t in (bias, A_log))
     strides = (*dt.stride()[:2], *ddt.stride()[:2])
     _loaded(dt.device.index, length, directions, heads).launch(
         (1, batch), steps[2], flows.sent, flows.read, dt, ddt, *parameters, sums, *strides
@@ -62,7 +62,7 @@ def worst_error(length: int, directions: int, heads: int, device: torch.device) 
     num_heads, padded = directions * heads, -(-length // BLOCK) * BLOCK
 
     def draw(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator).to(device)
+        return torch.randn(shape, generator=generator, dtype=torch.float32).to(device)
 
     dt, A_log, bias = draw(2, length, heads).bfloat16(), draw(directions, heads), draw(directions, heads) - 2
     sent, read = draw(2, num_heads, padded, 4), draw(1, 2, num_heads, padded)

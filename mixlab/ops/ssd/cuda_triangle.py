@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mixlab.ops.cuda.program import Program, compile_program
+from mixlab.ops.cuda.program import Program, as_numbers, compile_program
 from mixlab.ops.cuda.trusted import Trusted
 from mixlab.ops.short_conv.reference import short_conv
 from mixlab.ops.ssd.chunked import ssd_chunked
@@ -72,7 +72,7 @@ def triangle_forward(
 ) -> Tensor:
     """y (B, L, H, P), dense; arguments as in `triton_forward.scan_forward`."""
     q, k, v = (_aligned(t) for t in (q, k, v))
-    skip = _numbers(skip)
+    skip = as_numbers(skip)
     y = torch.empty(v.shape, dtype=v.dtype, device=v.device)
     shape, grid = _shape(v, q.shape[2], num_reverse, Size(tiles.num_full), FORWARD)
     _loaded(FORWARD, v.device.index, tiles.num_full).launch(
@@ -103,7 +103,7 @@ def triangle_convolved(
     num_reverse = num_heads // directions * (directions - 1)
     shape, grid = _shape(y, directions, num_reverse, Size(tiles.num_full), CONVOLVED)
     kept_at = (q, k, v) if keep else (0, 0, 0)
-    parameters = (_numbers(conv_weight), _numbers(conv_bias), steps, _numbers(skip))
+    parameters = (as_numbers(conv_weight), as_numbers(conv_bias), steps, as_numbers(skip))
     strides = (_Strides(xkq.stride(0), xkq.stride(1), TRIANGLE_SIZE), _strides(q), _strides(y))
     _loaded(CONVOLVED, xkq.device.index, tiles.num_full).launch(
         grid, xkq, *parameters, y, *kept_at, shape, steps.stride(0), *strides
@@ -116,7 +116,7 @@ def triangle_backward(
 ) -> tuple[Tensor, Tensor, Flows]:
     """Gradients of q and k (2, shares, B, L, G, N) and of v, dense; and the flows, of all tokens as one tile."""
     dy, q, k, v = (_aligned(t) for t in (dy, q, k, v))
-    skip = _numbers(skip)
+    skip = as_numbers(skip)
     batch, _, num_heads, _ = v.shape
     shape, grid = _shape(v, q.shape[2], num_reverse, Size(tiles.num_full), BACKWARD)
     dqk = torch.empty(2, shape.group_heads // shape.heads, *q.shape, dtype=q.dtype, device=q.device)
@@ -163,11 +163,6 @@ def _aligned(tensor: Tensor) -> Tensor:
     if last == 1 and all(stride % 8 == 0 for stride in others) and tensor.data_ptr() % 16 == 0:
         return tensor
     return tensor.clone(memory_format=torch.contiguous_format)
-
-
-def _numbers(skip: Tensor) -> Tensor:
-    """One after the other in float32: a network as a whole may be in bfloat16."""
-    return skip.float().contiguous()
 
 
 @cache
@@ -224,7 +219,7 @@ def worst_convolved_error(blocks: int, device: torch.device) -> float:
 
 def _drawing(seed: int, device: torch.device) -> Callable[..., Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    return lambda *shape: torch.randn(shape, generator=generator).to(device)
+    return lambda *shape: torch.randn(shape, generator=generator, dtype=torch.float32).to(device)
 
 
 def _largest_error(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:

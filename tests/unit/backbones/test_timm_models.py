@@ -427,3 +427,9 @@ def test_the_neck_of_sam_sets_the_width_of_its_features() -> None:
         torch.testing.assert_close(mixing.apply(), mixing.matrix() @ mixing.values)
     without = mixlab.create_model("timm/samvit_base_patch16_224", depth=2, global_attn_indexes=(1,)).eval()
     assert without.dim == 768 and [shape.width for shape in without.layer_shapes()] == [768, 768]
+
+
+def test_images_of_another_dtype_are_not_called_images_of_another_size() -> None:
+    model = mixlab.create_model("timm/test_convnext").eval().to(torch.bfloat16)
+    with pytest.raises(RuntimeError, match="type"):
+        model(torch.randn(1, 3, 96, 96))

@@ -17,7 +17,7 @@ from tests.tolerances import TOLERANCES, relative_error
 
 pytest.importorskip("triton")
 
-from mixlab.ops.cuda.program import CompileError
+from mixlab.ops.cuda.program import CompileError, aligned, as_numbers
 from mixlab.ops.scale_each import op as scale_each
 from mixlab.ops.short_conv import cuda_short_conv
 from mixlab.ops.short_conv.cuda_short_conv import compile_march, march_backward, march_takes
@@ -85,6 +85,13 @@ def test_a_march_takes_channels_without_keys() -> None:
     assert all(relative_error(*pair) < TOLERANCES[torch.bfloat16] for pair in zip(found, expected, strict=True))
 
 
+@emulated
+def test_parts_of_other_tensors_are_copied_where_rows_would_not_be_aligned() -> None:
+    assert aligned(torch.zeros(9)[1:]).data_ptr() % 16 == 0 and as_numbers(torch.zeros(9).bfloat16()[1:]).shape == (8,)
+    whole = torch.arange(16.0)
+    assert aligned(whole) is whole and torch.equal(as_numbers(whole[3:]), whole[3:])
+
+
 def test_other_rows_than_a_march_reads_are_left_to_triton() -> None:
     rows = torch.zeros(2, 38, 400, dtype=torch.bfloat16)
     x, dx = rows[..., 8:264], torch.empty_like(rows)[..., 8:264]
@@ -94,6 +101,7 @@ def test_other_rows_than_a_march_reads_are_left_to_triton() -> None:
         assert not march_takes(rows[..., 7:263], dx, directions=2, state=64)
         assert not march_takes(x.float(), dx.float(), directions=2, state=64)
         assert not march_takes(x, dx, directions=2, state=32)
+        assert not march_takes(x[:0], dx[:0], directions=2, state=64)
         long = torch.zeros(1, 257, 256, dtype=torch.bfloat16)
         assert not march_takes(long, torch.empty_like(long), directions=2, state=64)
     assert not march_takes(x, dx, directions=2, state=64)  # on a CPU
@@ -173,16 +181,37 @@ def test_every_tensor_is_scaled_by_its_own_factor(count: int) -> None:
     given = [fenced(t, maps).copy_(t) for t in tensors[:-1]] + tensors[-1:]
     before = whole[0].item()
     with emulation():
-        scale_each._launch(given, factors)
+        scale_each._launch(given, factors, [True] * count)
     for found, wanted in zip(given, expected, strict=True):
         assert torch.equal(found.nan_to_num(7.0), wanted.nan_to_num(7.0))
     assert whole[0] == before
+
+
+@emulated
+def test_what_is_not_dense_is_scaled_apart_and_once() -> None:
+    tensors = [torch.ones(3), torch.ones(2, 5).mT, torch.ones(4)]
+    with emulation():
+        scale_each._launch(tensors, torch.tensor([2.0, 3.0, 0.5]), [t.is_contiguous() for t in tensors])
+    assert [t.flatten().tolist() for t in tensors] == [[2.0] * 3, [1.0] * 10, [0.5] * 4]
 
 
 def test_products_with_factors_on_a_cpu_are_those_of_torch() -> None:
     tensors, factors = [torch.ones(3), torch.ones(2, 2).mT, torch.ones(4).bfloat16()], torch.tensor([2.0, 3.0, 0.5])
     scale_each.scale_each_(tensors, factors)
     assert [float(t.flatten()[-1]) for t in tensors] == [2.0, 3.0, 0.5]
+
+
+@emulated
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
+def test_programs_are_checked_in_float32_whatever_torch_s_default_is(dtype: torch.dtype) -> None:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with emulation():
+            assert cuda_short_conv.worst_error(1, 64, 0, 136, torch.device("cpu")) < TOLERANCES[torch.bfloat16]
+            assert scale_each.worst_error(torch.device("cpu")) < TOLERANCES[torch.float32]
+    finally:
+        torch.set_default_dtype(before)
 
 
 @pytest.mark.parametrize("architecture", SHARED_BYTES)

@@ -197,3 +197,12 @@ def test_unknown_names_are_refused() -> None:
 def test_a_warm_up_of_one_step_has_the_full_rate_and_not_none() -> None:
     rates = [learning_rate(s, Course(peak=2.0, end=0.0, warmup=1, total=9), "drops") for s in range(3)]
     assert rates == [2.0] * 3
+
+
+def test_muon_trains_a_matrix_that_does_not_decay() -> None:
+    network = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    groups = parameter_groups(network, {"0.weight"}, muon={"0.weight", "1.weight"})
+    assert [(group["names"], group["decay"]) for group in groups if group["muon"]] == [
+        (["1.weight"], True),
+        (["0.weight"], False),
+    ]
