@@ -1,11 +1,13 @@
 """Which programs in CUDA C++ run on a GPU and compute what they should: compilers have got kernels wrong before."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
+from torch import Tensor
 
+from mixlab.ops.backend import obstacle
 from mixlab.ops.cuda.program import CompileError
 
 MAX_ERROR = 0.05  # of a program that is not broken: 3e-3 is usual, more where sums cancel
@@ -34,8 +36,7 @@ class Trusted:
         return self._verdicts[device, *size]
 
     def _found_right(self, device: torch.device, *size: int) -> bool:
-        available = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
-        if available < self.shared_bytes(*size):
+        if obstacle(device.index, torch.bfloat16, self.shared_bytes(*size)) is not None:
             return False
         try:
             with torch.cuda.device(device):
@@ -46,3 +47,16 @@ class Trusted:
         if why is not None:
             warnings.warn(f"{self.what.format(*size)} run on other kernels: {why}", stacklevel=2)
         return why is None
+
+
+def drawing(seed: int, device: torch.device) -> Callable[..., Tensor]:
+    """Draws tensors of given sizes, in float32 whatever torch's default is."""
+    generator = torch.Generator().manual_seed(seed)
+    return lambda *shape: torch.randn(shape, generator=generator, dtype=torch.float32).to(device)
+
+
+def largest_error(found: Iterable[Tensor], expected: Iterable[Tensor]) -> float:
+    """Of norms relative to those in float64 on the CPU; infinite where a number is none."""
+    pairs = zip(found, expected, strict=True)
+    errors = [(one.cpu().double() - other).norm() / other.norm() for one, other in pairs]
+    return float(torch.stack(errors).detach().nan_to_num(torch.inf).max())

@@ -18,7 +18,7 @@ from mixlab.ops.ssd.cuda_triangle import triangle_convolved, triangle_convolves
 from mixlab.ops.ssd.tiling import Tiling, tiling
 from mixlab.ops.ssd.triton_backward import scan_backward
 from mixlab.ops.ssd.triton_forward import scan_forward, scan_states
-from mixlab.ops.ssd.triton_steps import make_steps, steps_backward
+from mixlab.ops.ssd.triton_steps import Flows, make_steps, steps_backward
 
 
 class Scan(NamedTuple):
@@ -76,22 +76,29 @@ def mamba2_backward(
     del y, inner, dinner
     dqk, dv, flows = scan_backward(dy, q, k, v, steps, skips, states, tiles, num_reverse=num_reverse)
     del dy, q, k, v, states
-    if triangle_steps_take(dt, tiles, directions=len(A_log)):
-        dA_log, dskip, ddt_bias = triangle_steps_backward(steps, flows, dt, ddt, A_log, dt_bias)
-    else:
-        ddt_heads, sums = steps_backward(
-            steps, flows, dt, A_log.flatten(), tiles, num_reverse=num_reverse, bias=dt_bias.flatten()
-        )
-        ddt_ways = ddt_heads.unflatten(2, A_log.shape).unbind(2)
-        if len(ddt_ways) == 2:
-            torch.add(*ddt_ways, out=ddt)  # one kernel, rounded once
-        else:
-            ddt.copy_(*ddt_ways)
-        dA_log, dskip, ddt_bias = sums.unflatten(1, A_log.shape)
+    dA_log, dskip, ddt_bias = _steps_backward(steps, flows, dt, ddt, A_log, dt_bias, tiles)
     dconv = short_conv_backward(dv, dqk, xkq, conv_weight, conv_bias, dxkq)
     gradients = (*dconv, ddt_bias, dA_log, dskip, dnorm_weight, dout_weight)
     owners = (conv_weight, conv_bias, dt_bias, A_log, skip, norm_weight, out_weight)
     return [dprojected, *(g.to(owner.dtype) for g, owner in zip(gradients, owners, strict=True))]
+
+
+def _steps_backward(
+    steps: Tensor, flows: Flows, dt: Tensor, ddt: Tensor, A_log: Tensor, dt_bias: Tensor, tiles: Tiling
+) -> Tensor:
+    """Gradients of A_log, skip and bias (3, R, heads); that of the raw steps, which directions share, goes into ddt."""
+    if triangle_steps_take(dt, tiles, directions=len(A_log)):
+        return triangle_steps_backward(steps, flows, dt, ddt, A_log, dt_bias)
+    num_reverse = A_log[1:].numel()
+    ddt_heads, sums = steps_backward(
+        steps, flows, dt, A_log.flatten(), tiles, num_reverse=num_reverse, bias=dt_bias.flatten()
+    )
+    ddt_ways = ddt_heads.unflatten(2, A_log.shape).unbind(2)
+    if len(ddt_ways) == 2:
+        torch.add(*ddt_ways, out=ddt)  # one kernel, rounded once
+    else:
+        ddt.copy_(*ddt_ways)
+    return sums.unflatten(1, A_log.shape)
 
 
 def _weight_gradient(dout: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mixlab.ops.cuda.program import Program, compile_program
-from mixlab.ops.cuda.trusted import Trusted
+from mixlab.ops.cuda.trusted import Trusted, drawing, largest_error
 from mixlab.ops.scale_each import reference
 
 SOURCE = Path(__file__).with_name("scale_each.cu")
@@ -39,7 +39,8 @@ def scale_each_(tensors: Sequence[Tensor], factors: Tensor) -> None:
 def runs_kernel(tensor: Tensor, factors: Tensor) -> bool:
     """The one dispatch: whether a kernel scales this one of the tensors."""
     dense = tensor.is_contiguous() and factors.is_contiguous() and tensor.device == factors.device
-    return dense and tensor.dtype == factors.dtype == torch.float32 and _scaling_runs(factors.device)
+    fits = dense and tensor.dtype == factors.dtype == torch.float32
+    return fits and _scaling_runs(factors.device)
 
 
 def _launch(tensors: Sequence[Tensor], factors: Tensor, dense: Sequence[bool]) -> None:
@@ -59,8 +60,8 @@ def _launch(tensors: Sequence[Tensor], factors: Tensor, dense: Sequence[bool]) -
 @cache
 def _loaded(device: int) -> Program:
     """On the current device."""
-    has = torch.cuda.get_device_properties(device)
-    return Program(NAME, compile_scaling(capability=(has.major, has.minor)), threads=THREADS, shared_bytes=0)
+    code = compile_scaling(capability=torch.cuda.get_device_capability(device))
+    return Program(NAME, code, threads=THREADS, shared_bytes=0)
 
 
 def compile_scaling(*, capability: tuple[int, int]) -> bytes:
@@ -69,17 +70,11 @@ def compile_scaling(*, capability: tuple[int, int]) -> bytes:
 
 def worst_error(device: torch.device) -> float:
     """The largest relative error for more tensors than one launch takes, some empty, some of several programs."""
-    generator = torch.Generator().manual_seed(0)
-    sizes = [37 * (n % 5) ** 4 for n in range(TENSORS + 4)]
-    tensors = [torch.randn(size, generator=generator, dtype=torch.float32).to(device) for size in sizes]
-    factors = (
-        torch.rand(len(tensors), generator=generator, dtype=torch.float32).clamp(min=0.1, max=0.5).mul_(2).to(device)
-    )
-    expected = [t.cpu() * factor for t, factor in zip(tensors, factors.cpu(), strict=True)]
+    draw, sizes = drawing(0, device), [37 * (n % 5) ** 4 for n in range(TENSORS + 4)]
+    tensors, factors = [draw(size) for size in sizes], draw(len(sizes)).abs().clamp(min=0.1, max=1)
+    expected = [t.cpu().double() * factor for t, factor in zip(tensors, factors.cpu(), strict=True)]
     _launch(tensors, factors, [True] * len(tensors))
-    pairs = zip(tensors, expected, strict=True)
-    errors = [(one.cpu() - other).norm() / other.norm() for one, other in pairs if other.numel()]
-    return float(torch.stack(errors).nan_to_num(torch.inf).max())
+    return largest_error(*([t for t in some if t.numel()] for some in (tensors, expected)))
 
 
 _scaling_runs = Trusted("products of tensors and factors", worst_error)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mixlab.ops.cuda.program import Program, aligned, as_numbers, compile_program
-from mixlab.ops.cuda.trusted import Trusted
+from mixlab.ops.cuda.trusted import Trusted, drawing, largest_error
 from mixlab.ops.short_conv.reference import short_conv
 from mixlab.ops.triton_sums import add_up
 
@@ -29,8 +29,8 @@ def march_takes(x: Tensor, dx: Tensor, *, directions: int, state: int) -> bool:
         and channels % CHANNELS == state % CHANNELS == 0
         and length <= MAX_LENGTH
     )
-    aligned = x.stride(1) == dx.stride(1) and x.stride(1) % 2 == 0 and x.data_ptr() % 4 == dx.data_ptr() % 4 == 0
-    return fits and aligned and marches_run(x.device, *_sizes(x, directions, state))
+    in_pairs = x.stride(1) == dx.stride(1) and x.stride(1) % 2 == 0 and x.data_ptr() % 4 == dx.data_ptr() % 4 == 0
+    return fits and in_pairs and marches_run(x.device, *_sizes(x, directions, state))
 
 
 def _sizes(x: Tensor, directions: int, state: int) -> tuple[int, int, int, int]:
@@ -56,8 +56,8 @@ def march_backward(
 @cache
 def _loaded(device: int, directions: int, values: int, keys: int, token_bytes: int) -> Program:
     """On the current device."""
-    has = torch.cuda.get_device_properties(device)
-    code = compile_march(directions, values, keys, token_bytes, capability=(has.major, has.minor))
+    capability = torch.cuda.get_device_capability(device)
+    code = compile_march(directions, values, keys, token_bytes, capability=capability)
     return Program(NAME, code, threads=32, shared_bytes=0)
 
 
@@ -68,12 +68,7 @@ def compile_march(directions: int, values: int, keys: int, token_bytes: int, *, 
 
 def worst_error(directions: int, values: int, keys: int, token_bytes: int, device: torch.device) -> float:
     """The largest relative error of the gradients for two small images."""
-    generator = torch.Generator().manual_seed(values)
-    length, channels = 38, values + 2 * keys
-
-    def draw(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator, dtype=torch.float32).to(device)
-
+    draw, length, channels = drawing(values, device), 38, values + 2 * keys
     x = draw(2, length, token_bytes // 2).bfloat16()[..., :channels]
     weight, bias = draw(directions, channels, 4) / 2, draw(directions, channels) / 10
     douts = [draw(2, length, directions, width).bfloat16() for width in (values, keys, keys)]
@@ -84,8 +79,7 @@ def worst_error(directions: int, values: int, keys: int, token_bytes: int, devic
         expected = torch.autograd.grad(torch.stack(ways, dim=2), exact, dout)
     dx = torch.full((2, length, token_bytes // 2), torch.nan, dtype=x.dtype, device=device)[..., :channels]
     found = (dx, *march_backward(douts[0], torch.stack([douts[2], douts[1]]), x, weight, bias, dx))
-    errors = [(one.cpu().double() - other).norm() / other.norm() for one, other in zip(found, expected, strict=True)]
-    return float(torch.stack(errors).nan_to_num(torch.inf).max())
+    return largest_error(found, expected)
 
 
 marches_run = Trusted("gradients of short convolutions", worst_error)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mixlab.ops.cuda.program import Program, as_numbers, compile_program
-from mixlab.ops.cuda.trusted import Trusted
+from mixlab.ops.cuda.trusted import Trusted, drawing, largest_error
 from mixlab.ops.ssd.tiling import BLOCK, Tiling
 from mixlab.ops.ssd.triton_steps import LOG2_E, MIN_LOG2_DECAY, Flows, make_steps
 from mixlab.ops.triton_sums import add_up
@@ -46,8 +46,7 @@ def triangle_steps_backward(
 @cache
 def _loaded(device: int, length: int, directions: int, heads: int) -> Program:
     """On the current device."""
-    has = torch.cuda.get_device_properties(device)
-    code = compile_steps(length, directions, heads, capability=(has.major, has.minor))
+    code = compile_steps(length, directions, heads, capability=torch.cuda.get_device_capability(device))
     return Program(NAME, code, threads=32 * WARPS, shared_bytes=shared_bytes(length, directions, heads))
 
 
@@ -58,12 +57,7 @@ def compile_steps(length: int, directions: int, heads: int, *, capability: tuple
 
 def worst_error(length: int, directions: int, heads: int, device: torch.device) -> float:
     """The largest relative error for two images of random flows."""
-    generator = torch.Generator().manual_seed(length)
-    num_heads, padded = directions * heads, -(-length // BLOCK) * BLOCK
-
-    def draw(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator, dtype=torch.float32).to(device)
-
+    draw, num_heads, padded = drawing(length, device), directions * heads, -(-length // BLOCK) * BLOCK
     dt, A_log, bias = draw(2, length, heads).bfloat16(), draw(directions, heads), draw(directions, heads) - 2
     sent, read = draw(2, num_heads, padded, 4), draw(1, 2, num_heads, padded)
     steps = make_steps(
@@ -85,10 +79,7 @@ def worst_error(length: int, directions: int, heads: int, device: torch.device) 
         same[kept].sum((0, 2)).view(A_log.shape),
         draws.sum((0, 3)),
     ]
-    errors = [
-        (one.cpu().double() - other).norm() / other.norm() for one, other in zip((ddt, *sums), expected, strict=True)
-    ]
-    return float(torch.stack(errors).nan_to_num(torch.inf).max())
+    return largest_error((ddt, *sums), expected)
 
 
 steps_run = Trusted("gradients of the steps of {} tokens", worst_error, shared_bytes=shared_bytes)

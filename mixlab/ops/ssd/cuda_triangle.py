@@ -5,7 +5,6 @@ cannot say. Derivation and costs: README.md.
 """
 
 import ctypes
-from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mixlab.ops.cuda.program import Program, as_numbers, compile_program
-from mixlab.ops.cuda.trusted import Trusted
+from mixlab.ops.cuda.trusted import Trusted, drawing, largest_error
 from mixlab.ops.short_conv.reference import short_conv
 from mixlab.ops.ssd.chunked import ssd_chunked
 from mixlab.ops.ssd.tiling import BLOCK, TRIANGLE_SIZE, Tiling
@@ -168,8 +167,8 @@ def _aligned(tensor: Tensor) -> Tensor:
 @cache
 def _loaded(name: str, device: int, blocks: int) -> Program:
     """On the current device."""
-    size, has = Size(blocks), torch.cuda.get_device_properties(device)
-    code = compile_triangle(name, blocks, capability=(has.major, has.minor))
+    size = Size(blocks)
+    code = compile_triangle(name, blocks, capability=torch.cuda.get_device_capability(device))
     return Program(name, code, threads=32 * size.warps, shared_bytes=size.shared_bytes(name))
 
 
@@ -180,7 +179,7 @@ def compile_triangle(name: str, blocks: int, *, capability: tuple[int, int]) -> 
 
 def worst_error(blocks: int, device: torch.device) -> float:
     """The largest relative error of y and of all gradients, on a small random scan in two directions."""
-    draw = _drawing(blocks, device)
+    draw = drawing(blocks, device)
     length, groups, num_heads, width = blocks * BLOCK - 3, 2, 8, TRIANGLE_SIZE
     q, k = draw(2, length, groups, width) / 4, draw(2, length, groups, width) / 4
     v, dy = draw(2, length, num_heads, width), draw(2, length, num_heads, width)
@@ -196,12 +195,12 @@ def worst_error(blocks: int, device: torch.device) -> float:
     y = triangle_forward(q, k, v, steps, skip, tiles, num_reverse=reverse)
     dqk, dv, flows = triangle_backward(dy, q, k, v, steps, skip, tiles, num_reverse=reverse)
     ddt, sums = steps_backward(steps, flows, dt, A, tiles, num_reverse=reverse)
-    return _largest_error((y, *dqk.sum(1), dv, ddt, *sums), (expected, *gradients))
+    return largest_error((y, *dqk.sum(1), dv, ddt, *sums), (expected, *gradients))
 
 
 def worst_convolved_error(blocks: int, device: torch.device) -> float:
     """The largest relative error of y, and of what is kept, of small random rows."""
-    draw = _drawing(blocks, device)
+    draw = drawing(blocks, device)
     length, directions, heads, tiles = blocks * BLOCK - 3, 2, 3, Tiling(BLOCK, blocks, 0)
     raw = draw(2, length, (heads + 2) * TRIANGLE_SIZE).bfloat16()
     weight, bias = draw(directions, raw.shape[2], 4) / 2, draw(directions, raw.shape[2]) / 10
@@ -214,18 +213,7 @@ def worst_convolved_error(blocks: int, device: torch.device) -> float:
     expected = ssd_chunked(q, k, v, *exact, num_reverse=heads)
     steps = make_steps(dt, A, tiles, num_reverse=heads)
     found = [triangle_convolved(raw, weight, bias, steps, skip, tiles, keep=keep) for keep in (False, True)]
-    return _largest_error((found[0][3], *found[1]), (expected, q, k, v, expected))
-
-
-def _drawing(seed: int, device: torch.device) -> Callable[..., Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    return lambda *shape: torch.randn(shape, generator=generator, dtype=torch.float32).to(device)
-
-
-def _largest_error(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
-    pairs = zip(found, expected, strict=True)
-    errors = torch.stack([(one.cpu().double() - other).norm() / other.norm() for one, other in pairs]).detach()
-    return float(errors.nan_to_num(torch.inf).max())
+    return largest_error((found[0][3], *found[1]), (expected, q, k, v, expected))
 
 
 def _most_shared_bytes(blocks: int) -> int:

@@ -12,7 +12,7 @@ GPU = torch.device("cuda", 0)
 @pytest.fixture
 def large_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     class Properties:
-        shared_memory_per_block_optin = 232_448
+        major, minor, shared_memory_per_block_optin = 9, 0, 232_448
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
@@ -45,6 +45,16 @@ def test_a_program_is_tried_once_for_each_size_and_never_where_it_does_not_fit(l
     trusted = Trusted("scans", try_it, shared_bytes=lambda size: 100_000 * size)
     assert [trusted(GPU, size) for size in (1, 2, 1, 3)] == [True, True, True, False]
     assert tried == [1, 2]
+
+
+def test_a_program_is_never_tried_on_a_gpu_that_has_no_kernels(
+    large_gpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> float:
+        raise AssertionError("it was tried")
+
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    assert not Trusted("scans", fail)(GPU)
 
 
 def test_a_program_is_not_used_for_tensors_of_the_cpu_or_while_a_graph_is_captured(
